@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from http import HTTPStatus
 from uuid import UUID
 
 import azure.functions as func
@@ -23,15 +24,15 @@ ORDER_ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 def complete_order(req: func.HttpRequest, context: func.Context) -> func.HttpResponse:
     order_id = req.route_params.get("order_id", "")
     if not ORDER_ID.fullmatch(order_id):
-        return problem(400, "Bad order id", "The order id should be a UUID: 8-4-4-4-12 hexadecimal digits.")
+        return problem(400, "The order id should be a UUID: 8-4-4-4-12 hexadecimal digits.")
     try:
         order = orders.complete_order(UUID(order_id), traceparent=context.trace_context.trace_parent)
     except orders.OrderNotFound:
-        return problem(404, "Unknown order", f"There is no order {order_id.lower()}.")
+        return problem(404, f"There is no order {order_id.lower()}.")
     except orders.OrderCancelled:
-        return problem(409, "Order cancelled", f"Order {order_id.lower()} is cancelled and cannot be completed.")
+        return problem(409, f"Order {order_id.lower()} is cancelled and cannot be completed.")
     except outbox.DatabaseUnavailable:
-        return problem(503, "Try again", "The database cannot answer now. Nothing is lost: repeat the request.", 5)
+        return problem(503, "The database cannot answer now. Nothing is lost: repeat the request.", 5)
     body = {"orderId": str(order.order_id), "status": "Completed", "completedAt": order.completed_at}
     return func.HttpResponse(json.dumps(body), mimetype="application/json")
 
@@ -46,10 +47,10 @@ async def outbox_timer(timer: func.TimerRequest) -> None:
     await outbox.sweep()
 
 
-def problem(status: int, title: str, detail: str, retry_after_seconds: int | None = None) -> func.HttpResponse:
+def problem(status: int, detail: str, retry_after_seconds: int | None = None) -> func.HttpResponse:
     """An error answer (RFC 9457)."""
     return func.HttpResponse(
-        json.dumps({"type": "about:blank", "title": title, "status": status, "detail": detail}),
+        json.dumps({"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}),
         status_code=status,
         mimetype="application/problem+json",
         headers={} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)},

@@ -44,8 +44,8 @@ class Event(BaseModel):
         _registry[type] = cls
 
     @classmethod
-    def __pydantic_init_subclass__(cls, /, type: str, **kwargs: Any) -> None:  # noqa: A002
-        super().__pydantic_init_subclass__(**kwargs)
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__()  # `type=` is ours; pydantic would not know it
 
 
 def registered() -> Mapping[str, type[Event]]:

@@ -1,6 +1,6 @@
 """The app's settings: environment variables, read once, checked while function_app is imported.
 
-Every field of `Settings` is the environment variable OUTBOX_<FIELD>; `Storage` reads the host's own AzureWebJobsStorage.
+Each field of `Settings` is the environment variable OUTBOX_<FIELD>; `Storage` reads the host's AzureWebJobsStorage.
 """
 
 from __future__ import annotations
@@ -142,7 +142,10 @@ class Settings(BaseSettings):
     )
     max_attempts: int = Field(default=50, ge=1, le=1_000_000, description="Attempts before a row becomes Failed.")
     give_up_after_seconds: float = Field(
-        default=259_200, gt=0, le=31_536_000, description="Age (since created or redriven) at which a row becomes Failed."
+        default=259_200,
+        gt=0,
+        le=31_536_000,
+        description="Age (since created or redriven) at which a row becomes Failed.",
     )
     unknown_grace_seconds: float = Field(
         default=600,
@@ -160,7 +163,10 @@ class Settings(BaseSettings):
     )
     max_in_flight: int = Field(default=256, ge=1, le=10_000, description="Deliveries at once in all, per process.")
     drain_budget_seconds: float = Field(
-        default=240, gt=0, le=86_400, description="When a drain stops claiming; keep it below host.json's functionTimeout."
+        default=240,
+        gt=0,
+        le=86_400,
+        description="When a drain stops claiming; less than functionTimeout in host.json.",
     )
     retention_days: float = Field(default=30, gt=0, le=36_500, description="Age at which Processed rows are purged.")
     max_payload_bytes: int = Field(
@@ -170,7 +176,10 @@ class Settings(BaseSettings):
         default=(), description="Private networks that destinations may be in: CIDRs parted by commas."
     )
     pool_size: int = Field(
-        default=8, ge=1, le=100, description="Most PostgreSQL connections of the HTTP endpoint, per process; a drain has 2."
+        default=8,
+        ge=1,
+        le=100,
+        description="Most PostgreSQL connections for requests, per process; a drain has 2.",
     )
     prepare_threshold: int | None = Field(
         default=None, ge=0, description="Uses before a statement is prepared; unset: never, as PgBouncer needs it."
@@ -181,8 +190,8 @@ class Settings(BaseSettings):
         longest = max((self.timeout_of(name) for name in self.destinations), default=self.delivery_timeout_seconds)
         if longest + min(5, self.lease_seconds / 2) > self.lease_seconds:
             raise ValueError(
-                f"OUTBOX_LEASE_SECONDS ({self.lease_seconds:g}) should exceed the longest delivery timeout ({longest:g}) "
-                f"by {min(5, self.lease_seconds / 2):g} seconds, so that a delivery ends before its lease does: "
+                f"OUTBOX_LEASE_SECONDS ({self.lease_seconds:g}) should exceed the longest delivery timeout "
+                f"({longest:g}) by {min(5, self.lease_seconds / 2):g} seconds, so that a delivery ends before its lease: "
                 "raise it, or lower OUTBOX_DELIVERY_TIMEOUT_SECONDS or the destination's timeout_seconds"
             )
         return self
@@ -231,7 +240,7 @@ def load() -> tuple[Settings, Storage]:
     settings: Settings | None = None
     storage: Storage | None = None
     try:
-        settings = Settings()  # type: ignore[call-arg]  # the environment supplies the fields
+        settings = Settings()
     except ValidationError as error:
         problems += [_sentence(Settings, problem) for problem in error.errors(include_input=False, include_url=False)]
     try:
@@ -241,6 +250,14 @@ def load() -> tuple[Settings, Storage]:
     if settings is None or storage is None:
         raise SettingsError("; ".join(problems))
     return settings, storage
+
+
+def load_database_url() -> str:
+    """OUTBOX_DATABASE_URL alone, for a command that needs no other setting. Raises SettingsError."""
+    url = os.environ.get("OUTBOX_DATABASE_URL", "")
+    if not url:
+        raise SettingsError("OUTBOX_DATABASE_URL is missing: it should be a PostgreSQL connection string")
+    return url
 
 
 def _sentence(model: type[BaseSettings], problem: Mapping[str, Any]) -> str:

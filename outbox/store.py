@@ -1,0 +1,170 @@
+"""The outbox table: one method for each statement in sql/."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+from psycopg.rows import dict_row, scalar_row
+
+from outbox.database import Connection, Database, sql
+from outbox.message import Due, Enqueued, Message, Settlement
+
+PURGE_CHUNK = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRules:
+    lease_seconds: float
+    max_attempts: int
+    give_up_seconds: float
+    max_payload_bytes: int
+
+
+def enqueue(
+    conn: Connection, *, event_type: str, payload: str, destinations: Sequence[str], traceparent: str | None
+) -> list[Enqueued]:
+    """Write an event's rows, one for each destination, in the caller's own transaction."""
+    rows = conn.execute(
+        sql("enqueue"),
+        {
+            "event_id": uuid.uuid4(),
+            "event_type": event_type,
+            "payload": payload,
+            "destinations": list(destinations),
+            "traceparent": traceparent,
+        },
+    )
+    return [Enqueued(destination, message_id) for destination, message_id in rows]
+
+
+class PostgresStore:
+    """The drain's side of the table. Every method is one transaction and raises DatabaseUnavailable."""
+
+    def __init__(self, database: Database, rules: ClaimRules) -> None:
+        self._database = database
+        self._rules = rules
+
+    def destinations(self) -> list[str]:
+        """The destinations that rows at work name."""
+        return self._rows("destinations", scalar_row)
+
+    def claim(self, rooms: Mapping[str, int], limit: int) -> list[Message]:
+        """Lease up to `limit` due rows, at most `rooms[destination]` for each destination, oldest first."""
+        return self._claim("claim", destinations=list(rooms), rooms=list(rooms.values()), batch_size=limit)
+
+    def claim_suspect(self, destinations: Sequence[str]) -> list[Message]:
+        """Lease one row that lost two leases in a row, if one is due."""
+        return self._claim("claim_suspect", destinations=list(destinations))
+
+    def suspects(self, destinations: Sequence[str]) -> bool:
+        """Whether a row waits to be claimed alone."""
+        rows = self._rows(
+            "suspects", scalar_row, destinations=list(destinations), max_attempts=self._rules.max_attempts
+        )
+        return bool(rows[0])
+
+    def expire(self, destinations: Sequence[str]) -> list[dict[str, Any]]:
+        """Make due rows Failed that are out of attempts or time, and return what became of which."""
+        return self._rows(
+            "expire",
+            dict_row,
+            destinations=list(destinations),
+            max_attempts=self._rules.max_attempts,
+            give_up_seconds=self._rules.give_up_seconds,
+        )
+
+    def settle(self, results: Sequence[Settlement]) -> set[UUID]:
+        """Record results; returns the ids of those that counted. The others' leases were lost."""
+        now = monotonic()
+        return set(
+            self._rows(
+                "settle",
+                scalar_row,
+                ids=[r.message.outbox_message_id for r in results],
+                tokens=[r.message.lease_token for r in results],
+                statuses=[r.status for r in results],
+                delays=[max(0.0, r.delay_seconds - (now - r.ended)) for r in results],
+                codes=[r.code for r in results],
+                errors=[r.error for r in results],
+            )
+        )
+
+    def give_back(self, messages: Iterable[Message]) -> set[UUID]:
+        """Return claimed rows unstarted: due now, and the attempt is not counted."""
+        messages = list(messages)
+        return set(
+            self._rows(
+                "give_back",
+                scalar_row,
+                ids=[m.outbox_message_id for m in messages],
+                tokens=[m.lease_token for m in messages],
+            )
+        )
+
+    def due(self, destinations: Sequence[str], horizon_seconds: float) -> Due:
+        """When the next row becomes claimable, looking `horizon_seconds` ahead."""
+        row = self._rows("due", dict_row, destinations=list(destinations), horizon_seconds=float(horizon_seconds))[0]
+        return Due(row["now"], row["next_in"])
+
+    def arm(self, delay_seconds: float, ring: Callable[[float], None]) -> None:
+        """Ring a doorbell `delay_seconds` from now, unless that second has one or an earlier one is still to ring.
+
+        It is sent inside the transaction that notes it: a worker killed in between leaves no note of a doorbell that
+        was never sent.
+        """
+
+        def work(conn: Connection) -> None:
+            for (seconds,) in conn.execute(sql("arm"), {"delay_seconds": float(delay_seconds)}):
+                ring(seconds)
+
+        self._database.run(work)
+
+    def backlog(self, destinations: Sequence[str], at_most: int) -> int:
+        """How many rows are due, counted up to `at_most`."""
+        return int(self._rows("backlog", scalar_row, destinations=list(destinations), at_most=at_most)[0])
+
+    def purge(self, retention_seconds: float) -> int:
+        """Delete Processed rows older than that; returns how many. A transaction for each chunk."""
+        purged = 0
+        while True:
+            chunk = self._database.run(
+                lambda conn: (
+                    conn.execute(
+                        sql("purge"), {"retention_seconds": float(retention_seconds), "chunk": PURGE_CHUNK}
+                    ).rowcount
+                )
+            )
+            purged += chunk
+            if chunk < PURGE_CHUNK:
+                return purged
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Rows at work and failed, by destination."""
+        return self._database.run(lambda conn: conn.cursor(row_factory=dict_row).execute(sql("stats")).fetchall())
+
+    def _claim(self, statement: str, **parameters: Any) -> list[Message]:
+        rules = self._rules
+        sent = monotonic()
+        rows = self._rows(
+            statement,
+            dict_row,
+            lease_token=uuid.uuid4(),
+            lease_seconds=float(rules.lease_seconds),
+            max_attempts=rules.max_attempts,
+            give_up_seconds=float(rules.give_up_seconds),
+            max_payload_bytes=rules.max_payload_bytes,
+            **parameters,
+        )
+        messages = [Message(**row, claimed_monotonic=sent, lease_seconds=rules.lease_seconds) for row in rows]
+        return sorted(messages, key=lambda m: (m.created_at, m.outbox_message_id))  # RETURNING has no order
+
+    def _rows(self, statement: str, row_factory: Any, **parameters: Any) -> list[Any]:
+        def work(conn: Connection) -> list[Any]:
+            return conn.cursor(row_factory=row_factory).execute(sql(statement), parameters).fetchall()
+
+        return self._database.run(work, index_order=True)

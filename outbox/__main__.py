@@ -14,6 +14,7 @@ from pathlib import Path
 
 from outbox import settings, wiring
 from outbox.errors import OutboxError
+from outbox.processor import Report
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,7 +82,6 @@ def _stats(*, as_json: bool) -> None:
 
 def _drain(app: str, seconds: float | None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("azure").setLevel(logging.WARNING)
     sys.path.insert(0, os.getcwd())
     try:
         importlib.import_module(app)
@@ -95,9 +95,16 @@ def _drain(app: str, seconds: float | None) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: box.stop_draining())
-    report = asyncio.run(box.drain(seconds))
+    report = asyncio.run(_drain_and_close(box, seconds))
     assert report is not None  # nothing else drains in this process
     print(" ".join(f"{name}={getattr(report, name)}" for name in report.__slots__))
+
+
+async def _drain_and_close(box: wiring.Outbox, seconds: float | None) -> Report | None:
+    try:
+        return await box.drain(seconds)
+    finally:
+        await box.close()
 
 
 def _positive(text: str) -> float:

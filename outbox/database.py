@@ -18,6 +18,8 @@ from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from outbox.errors import DatabaseUnavailable, SettingsError
 
 log = logging.getLogger(__name__)
+# It writes a line at INFO each time a connection is borrowed.
+logging.getLogger("psycopg.pool").setLevel(logging.WARNING)
 T = TypeVar("T")
 Connection: TypeAlias = psycopg.Connection[Any]
 
@@ -176,6 +178,8 @@ def _again(error: psycopg.Error) -> bool:
 
 
 def _translated(error: psycopg.Error) -> Exception:
+    if error.sqlstate in ("42P01", "42703"):
+        return DatabaseUnavailable("a table or column is missing: run `python -m outbox migrate`")
     if isinstance(error, PoolTimeout | TooManyRequests):
         return DatabaseUnavailable("no connection to PostgreSQL could be had in time")
     if _again(error) or error.sqlstate in _LATER:

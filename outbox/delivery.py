@@ -29,6 +29,8 @@ from outbox.retry import retry_after_seconds
 from outbox.signing import sign
 
 log = logging.getLogger(__name__)
+# It writes every request's whole URL at INFO, credentials and query included.
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 #: How much of an answer is read: enough for an error's text, and for a small answer to leave its connection reusable.
 ANSWER_BYTES = 4096
@@ -142,7 +144,7 @@ def body_of(message: Message) -> bytes:
 
 
 def headers_of(message: Message, body: bytes, keys: Sequence[bytes]) -> dict[str, str]:
-    """The headers of one attempt. All of a message's attempts carry the same `webhook-id`; the timestamp is this one's."""
+    """The headers of one attempt: the same `webhook-id` for all of a message's attempts, a timestamp for each."""
     timestamp = int(message.database_now)
     message_id = str(message.outbox_message_id)
     headers = {

@@ -17,6 +17,8 @@ from outbox.errors import DoorbellUnavailable, SettingsError
 from outbox.settings import Storage
 
 log = logging.getLogger(__name__)
+# It writes every request's and answer's headers at INFO.
+logging.getLogger("azure.core.pipeline.policies.http_logging_policy").setLevel(logging.WARNING)
 
 RING_SECONDS = 2.0
 MUTE_SECONDS = 30.0

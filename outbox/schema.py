@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from yoyo import read_migrations
 from yoyo.backends.core.postgresql import PostgresqlPsycopgBackend
-from yoyo.connections import parse_uri
+from yoyo.connections import DatabaseURI
 
 from outbox.errors import DatabaseUnavailable
 
@@ -29,7 +29,8 @@ def migrate(conninfo: str, *directories: Path) -> list[str]:
         with psycopg.connect(conninfo, autocommit=True, connect_timeout=5) as conn:
             conn.execute("SELECT pg_advisory_lock(%s)", [LOCK])
             # The lock that yoyo keeps in a table outlives a killed process; ours makes it superfluous.
-            backend = _Backend(conninfo)
+            backend = _backend(conninfo)
+            backend.init_database()
             backend.break_lock()
             migrations = backend.to_apply(read_migrations(str(OWN), *map(str, directories)))
             backend.apply_migrations(migrations)
@@ -38,10 +39,7 @@ def migrate(conninfo: str, *directories: Path) -> list[str]:
         raise DatabaseUnavailable(f"PostgreSQL cannot be reached ({error.sqlstate or type(error).__name__})") from error
 
 
-class _Backend(PostgresqlPsycopgBackend):  # type: ignore[misc]  # yoyo has no type hints
-    def __init__(self, conninfo: str) -> None:
-        self._conninfo = conninfo
-        super().__init__(parse_uri("postgresql+psycopg:///"), "_yoyo_migration")
-
-    def connect(self, dburi: Any) -> Any:
-        return psycopg.connect(self._conninfo, autocommit=True, connect_timeout=5, options="-c lock_timeout=10s")
+def _backend(conninfo: str) -> PostgresqlPsycopgBackend:
+    parameters = {"connect_timeout": 5, "options": "-c lock_timeout=10s", **conninfo_to_dict(conninfo)}
+    uri = DatabaseURI("postgresql+psycopg", None, None, None, None, parameters.get("dbname"), parameters)
+    return PostgresqlPsycopgBackend(uri, "_yoyo_migration")

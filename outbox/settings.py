@@ -191,7 +191,7 @@ class Settings(BaseSettings):
         if longest + min(5, self.lease_seconds / 2) > self.lease_seconds:
             raise ValueError(
                 f"OUTBOX_LEASE_SECONDS ({self.lease_seconds:g}) should exceed the longest delivery timeout "
-                f"({longest:g}) by {min(5, self.lease_seconds / 2):g} seconds, so that a delivery ends before its lease: "
+                f"({longest:g}) by {min(5, self.lease_seconds / 2):g} seconds, so that a delivery ends in time: "
                 "raise it, or lower OUTBOX_DELIVERY_TIMEOUT_SECONDS or the destination's timeout_seconds"
             )
         return self

@@ -50,9 +50,10 @@ class Outbox:
             ),
         )
         self.doorbell = QueueDoorbell(config.queue_name, storage)
+        self._sender = WebhookSender(_endpoints(config), config.allowed_private_networks)
         self.processor = Processor(
             self.store,
-            WebhookSender(_endpoints(config), config.allowed_private_networks),
+            self._sender,
             self.doorbell,
             Policy(
                 routes={n: Route(config.timeout_of(n), config.concurrency_of(n)) for n in config.destinations},
@@ -103,6 +104,13 @@ class Outbox:
 
     def stop_draining(self) -> None:
         self._loop.call(self.processor.stop)
+
+    async def close(self) -> None:
+        """Close all connections; for a process that ends in its own time."""
+        await self._loop.run(self._sender.aclose())
+        self.doorbell.close()
+        self.database.close()
+        self._drain_database.close()
 
     def _ring_later(self, error: DatabaseUnavailable) -> None:
         """Keep the doorbell alive through an outage: failing would poison it, and it is not at fault.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from http import HTTPStatus
 from uuid import UUID
@@ -31,7 +32,8 @@ def complete_order(req: func.HttpRequest, context: func.Context) -> func.HttpRes
         return problem(404, f"There is no order {order_id.lower()}.")
     except orders.OrderCancelled:
         return problem(409, f"Order {order_id.lower()} is cancelled and cannot be completed.")
-    except outbox.DatabaseUnavailable:
+    except outbox.DatabaseUnavailable as error:
+        logging.getLogger(__name__).warning("order not completed order=%s error=%s", order_id.lower(), error)
         return problem(503, "The database cannot answer now. Nothing is lost: repeat the request.", 5)
     body = {"orderId": str(order.order_id), "status": "Completed", "completedAt": order.completed_at}
     return func.HttpResponse(json.dumps(body), mimetype="application/json")

@@ -25,10 +25,18 @@ Connection: TypeAlias = psycopg.Connection[Any]
 
 CONNECT_SECONDS = 3
 POOL_WAIT_SECONDS = 3.0
+#: How long a database that gave nobody a connection is taken to be down.
+DOWN_SECONDS = 1.0
 LOCK_SECONDS = 3.0
 STATEMENT_SECONDS = 5.0
 #: The longest that one call of `Database.run` takes, whatever the server and the network do.
 CALL_SECONDS = 8.0
+
+_LIMITS = {
+    "statement_ms": int(STATEMENT_SECONDS * 1000),
+    "lock_ms": int(LOCK_SECONDS * 1000),
+    "idle_ms": int(CALL_SECONDS * 1000),
+}
 
 # Worth the same transaction once more, on another connection: serialization failure, deadlock, a server that shut
 # down or restarts, and read-only after a failover, where the connection still leads to the old primary.
@@ -96,45 +104,35 @@ class Database:
         )
         self._lock = threading.Lock()
         self._drained = 0.0
+        self._last_borrowed = 0.0
+        self._down_until = 0.0
 
-    def run(self, work: Callable[[Connection], T], *, seconds: float = CALL_SECONDS, index_order: bool = False) -> T:
+    def run(self, work: Callable[[Connection], T], *, seconds: float = CALL_SECONDS, limits: str = "limits") -> T:
         """Run `work` in a transaction; once more on another connection where the first was lost or the server asks.
 
-        `work` must be idempotent: the first try may have committed without our hearing of it. `index_order` keeps the
-        planner on the claimable index. Raises DatabaseUnavailable after `seconds` at the latest.
+        `work` must be idempotent: the first try may have committed without our hearing of it. `limits` names the
+        statement in sql/ that sets the transaction's limits. Raises DatabaseUnavailable after `seconds` at the latest.
         """
         deadline = monotonic() + seconds
         try:
-            return self._once(work, deadline, index_order)
+            return self._once(work, deadline, limits)
         except psycopg.Error as error:
             if not _again(error) or deadline - monotonic() < seconds / 2:
                 raise _translated(error) from error
             log.warning("database try again code=%s", error.sqlstate or type(error).__name__)
         try:
-            return self._once(work, deadline, index_order)
+            return self._once(work, deadline, limits)
         except psycopg.Error as error:
             raise _translated(error) from error
 
-    def _once(self, work: Callable[[Connection], T], deadline: float, index_order: bool) -> T:
+    def _once(self, work: Callable[[Connection], T], deadline: float, limits: str) -> T:
         with self._connection(deadline) as conn, conn.transaction():
-            conn.execute(
-                sql("limits"),
-                {
-                    "statement_ms": int(STATEMENT_SECONDS * 1000),
-                    "lock_ms": int(LOCK_SECONDS * 1000),
-                    "idle_ms": int(CALL_SECONDS * 1000),
-                },
-            )
-            if index_order:
-                conn.execute(sql("index_order"))
+            conn.execute(sql(limits), _LIMITS)
             return work(conn)
 
     @contextmanager
     def _connection(self, deadline: float) -> Iterator[_ClientConnection]:
-        with self._lock:
-            if self._pool.closed:
-                self._pool.open()
-        conn = self._pool.getconn(timeout=min(POOL_WAIT_SECONDS, max(0.0, deadline - monotonic())))
+        conn = self._borrow(deadline)
         conn.deadline = deadline
         try:
             yield conn
@@ -146,6 +144,22 @@ class Database:
         finally:
             conn.deadline = None
             self._pool.putconn(conn)
+
+    def _borrow(self, deadline: float) -> _ClientConnection:
+        with self._lock:
+            if self._pool.closed:
+                self._pool.open()
+        if monotonic() < self._down_until:
+            raise PoolTimeout
+        try:
+            conn = self._pool.getconn(timeout=min(POOL_WAIT_SECONDS, max(0.0, deadline - monotonic())))
+        except PoolTimeout:
+            # Nobody got a connection for that long: spare those who come next the wait, lest they queue for minutes.
+            if monotonic() - self._last_borrowed > POOL_WAIT_SECONDS:
+                self._down_until = monotonic() + DOWN_SECONDS
+            raise
+        self._last_borrowed = monotonic()
+        return conn
 
     def _drop_older_than(self, lost: _ClientConnection) -> None:
         """After a failover all pooled connections are dead: replace them at the first sign, once."""

@@ -60,9 +60,11 @@ class QueueDoorbell:
 
         Raises DoorbellUnavailable, after 2 seconds at the latest.
         """
+        sent = self._threads.submit(self._send, int(delay_seconds))
         try:
-            self._threads.submit(self._send, int(delay_seconds)).result(timeout=RING_SECONDS)
+            sent.result(timeout=RING_SECONDS)
         except Exception as error:
+            sent.cancel()
             raise DoorbellUnavailable(f"the queue did not take a doorbell ({type(error).__name__})") from error
 
     def ring_for_request(self) -> None:

@@ -168,6 +168,7 @@ class _Drain:
         started = monotonic()
         settler = asyncio.create_task(self._settle_forever())
         try:
+            await self._keep_watch()
             while not self._over:
                 await self._keep_watch()
                 await self._deliver_suspect()
@@ -317,6 +318,7 @@ class _Drain:
         self._next_watch = monotonic() + self._policy.lease_seconds / 2
         live = await self._call(self._store.destinations)
         self._names = sorted({*self._policy.routes, *live})
+        await self._expire()
         due = await self._call(self._store.due, self._names, HORIZON_SECONDS)
         # What is due will be claimed in a moment, and is claimable again when that lease ends.
         ends = [self._policy.lease_seconds] if due.now else []
@@ -425,6 +427,8 @@ class _Drain:
             try:
                 await self._give_back([r.message for r in batch if r.status == GIVEN_BACK])
                 await self._settle([r for r in batch if r.status != GIVEN_BACK])
+            except Exception:  # their leases end, and they are delivered again
+                log.exception("results not recorded rows=%d", len(batch))
             finally:
                 self._unsettled -= len(batch)
                 self._nudge.set()

@@ -167,4 +167,4 @@ class PostgresStore:
         def work(conn: Connection) -> list[Any]:
             return conn.cursor(row_factory=row_factory).execute(sql(statement), parameters).fetchall()
 
-        return self._database.run(work, index_order=True)
+        return self._database.run(work, limits="drain_limits")

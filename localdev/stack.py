@@ -25,6 +25,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from email.message import Message as EmailMessage
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Reply:
     """What an HTTP endpoint of the stack answered."""
 
     status: int
+    #: By lower-case name.
     headers: Mapping[str, str]
     body: bytes
 
@@ -461,7 +463,11 @@ def request(
     message = urllib.request.Request(url, data=body, headers=dict(headers or {}), method=method)
     try:
         with opener.open(message, timeout=timeout) as answer:
-            return Reply(answer.status, dict(answer.headers), answer.read())
+            return Reply(answer.status, _lower(answer.headers), answer.read())
     except urllib.error.HTTPError as error:
         with error:
-            return Reply(error.code, dict(error.headers), error.read())
+            return Reply(error.code, _lower(error.headers), error.read())
+
+
+def _lower(headers: EmailMessage) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}

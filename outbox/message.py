@@ -105,7 +105,7 @@ class Enqueued:
 class Due:
     """When the rows at work become claimable next, by the database's clock."""
 
-    #: Whether a row is due already.
-    now: bool
-    #: Seconds until the next row that is not due yet, if that is within the doorbell's horizon.
+    #: Whether a row is due, or will be soon.
+    soon: bool
+    #: Seconds until the next row after those, if that is within the doorbell's horizon.
     next_in: float | None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -57,7 +58,7 @@ class Store(Protocol):
     def expire(self, destinations: Sequence[str]) -> list[dict[str, Any]]: ...
     def settle(self, results: Sequence[Settlement]) -> set[UUID]: ...
     def give_back(self, messages: Iterable[Message]) -> set[UUID]: ...
-    def due(self, destinations: Sequence[str], horizon_seconds: float) -> Due: ...
+    def due(self, destinations: Sequence[str], *, soon_seconds: float, horizon_seconds: float) -> Due: ...
     def arm(self, delay_seconds: float, ring: Callable[[float], None]) -> None: ...
     def backlog(self, destinations: Sequence[str], at_most: int) -> int: ...
 
@@ -278,17 +279,17 @@ class _Drain:
         await self._land()
         if await self._deliver_suspect(now=True) or await self._expire():
             return True
-        due = await self._call(self._store.due, self._names, HORIZON_SECONDS)
-        if due.now and self._blocked < 5:  # another worker holds its lock at this moment
+        due = await self._due(0)
+        if due.soon and self._blocked < 5:  # another worker holds its lock at this moment
             self._blocked += 1
             await self._wait(lambda: False, 0.2)
             return True
-        if not due.now:
+        if not due.soon:
             self._blocked = 0
             if due.next_in is not None and due.next_in <= WAIT_SECONDS:
                 await self._wait(lambda: False, due.next_in + 0.002)
                 return True
-        await self._arm(1.0 if due.now else due.next_in)
+        await self._arm(1.0 if due.soon else due.next_in)
         return self._again
 
     async def _wait(self, worth: Callable[[], bool], seconds: float) -> None:
@@ -319,10 +320,14 @@ class _Drain:
         live = await self._call(self._store.destinations)
         self._names = sorted({*self._policy.routes, *live})
         await self._expire()
-        due = await self._call(self._store.due, self._names, HORIZON_SECONDS)
-        # What is due will be claimed in a moment, and is claimable again when that lease ends.
-        ends = [self._policy.lease_seconds] if due.now else []
+        due = await self._due(WAIT_SECONDS)
+        # What is due while this drain runs will be claimed by it, and is claimable again when that lease ends.
+        ends = [self._policy.lease_seconds] if due.soon else []
         await self._arm(min(ends + ([] if due.next_in is None else [due.next_in]), default=None))
+
+    async def _due(self, soon_seconds: float) -> Due:
+        look = partial(self._store.due, self._names, soon_seconds=soon_seconds, horizon_seconds=HORIZON_SECONDS)
+        return await self._call(look)
 
     async def _arm(self, delay_seconds: float | None) -> None:
         if delay_seconds is None or delay_seconds > HORIZON_SECONDS:
@@ -337,8 +342,7 @@ class _Drain:
         busy = BUSY_BATCHES * self._policy.batch_size
         left = await self._call(self._store.backlog, self._names, busy + 1)
         if left == 0:
-            due = await self._call(self._store.due, self._names, HORIZON_SECONDS)
-            await self._arm(due.next_in)
+            await self._arm((await self._due(0)).next_in)
             return
         try:
             for _ in range(1 + BUSY_DOORBELLS if left > busy else 1):

@@ -106,10 +106,16 @@ class PostgresStore:
             )
         )
 
-    def due(self, destinations: Sequence[str], horizon_seconds: float) -> Due:
-        """When the next row becomes claimable, looking `horizon_seconds` ahead."""
-        row = self._rows("due", dict_row, destinations=list(destinations), horizon_seconds=float(horizon_seconds))[0]
-        return Due(row["now"], row["next_in"])
+    def due(self, destinations: Sequence[str], *, soon_seconds: float, horizon_seconds: float) -> Due:
+        """Whether a row is due within `soon_seconds`, and how long until the next after that, within the horizon."""
+        row = self._rows(
+            "due",
+            dict_row,
+            destinations=list(destinations),
+            soon_seconds=float(soon_seconds),
+            horizon_seconds=float(horizon_seconds),
+        )[0]
+        return Due(row["soon"], row["next_in"])
 
     def arm(self, delay_seconds: float, ring: Callable[[float], None]) -> None:
         """Ring a doorbell `delay_seconds` from now, unless that second has one or an earlier one is still to ring.

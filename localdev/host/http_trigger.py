@@ -67,7 +67,7 @@ class HttpTriggers:
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=LARGEST_BODY)
-        application.router.add_route("*", "/{path:.*}", self.answer)
+        application.router.add_route("*", r"/{path:[\s\S]*}", self.answer)
         return application
 
     def describe(self) -> list[str]:

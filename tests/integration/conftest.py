@@ -25,7 +25,7 @@ from outbox.processor import Policy, Processor, Report, Route
 from outbox.retry import Backoff
 from outbox.store import ClaimRules, PostgresStore
 
-from .support import ROOT, Bell, Proxy, Rows, Sender, connect, until
+from .support import ROOT, Bell, Proxy, Rows, Sender, connect, free_of_sessions
 
 IN_MEMORY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 SECRET = "whsec_" + "QUFB" * 8
@@ -83,15 +83,10 @@ def create_database(server: str) -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture(scope="session")
-def template(create_database: Callable[..., str], server: str) -> str:
+def template(create_database: Callable[..., str]) -> str:
     conninfo = create_database()
     schema.migrate(conninfo, ROOT / "migrations")
-    name = str(psycopg.conninfo.conninfo_to_dict(conninfo)["dbname"])
-    with connect(server) as conn:  # nobody may be connected to a template: a closed session takes a moment to end
-        sessions = "SELECT pid FROM pg_stat_activity WHERE datname = %s"
-        conn.execute(f"SELECT pg_terminate_backend(pid) FROM ({sessions}) AS s", [name])  # noqa: S608
-        until(lambda: not conn.execute(sessions, [name]).fetchall())
-    return name
+    return free_of_sessions(conninfo)
 
 
 @pytest.fixture

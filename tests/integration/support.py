@@ -43,6 +43,15 @@ def until(condition: Callable[[], Any], seconds: float = 10) -> Any:
     return value
 
 
+def free_of_sessions(conninfo: str) -> str:
+    """The name of a database that can serve as a template: a session that was closed takes a moment to end."""
+    name = str(conninfo_to_dict(conninfo)["dbname"])
+    with connect(make_conninfo(conninfo, dbname="postgres")) as conn:
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+        until(lambda: not conn.execute(others, [name]).fetchall())
+    return name
+
+
 class Rows:
     """The outbox table as a test sees it."""
 

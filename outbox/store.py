@@ -15,6 +15,8 @@ from outbox.database import Connection, Database, sql
 from outbox.message import Due, Enqueued, Message, Settlement
 
 PURGE_CHUNK = 5000
+#: How long before a row is due its doorbell rings, at least: hosts hear it late, and the drain waits for the row.
+LEAD_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +120,17 @@ class PostgresStore:
         return Due(row["soon"], row["next_in"])
 
     def arm(self, delay_seconds: float, ring: Callable[[float], None]) -> None:
-        """Ring a doorbell `delay_seconds` from now, unless that second has one or an earlier one is still to ring.
+        """Ring a doorbell just before `delay_seconds` have passed, unless one is armed for then or earlier.
 
         It is sent inside the transaction that notes it: a worker killed in between leaves no note of a doorbell that
-        was never sent.
+        was never sent. The wait is whole seconds, as the queue has it, so the doorbell is heard in the second noted or
+        the next, never before: whoever sees a note in the future can rely on it.
         """
+        wait_seconds = max(0, int(delay_seconds - LEAD_SECONDS))
 
         def work(conn: Connection) -> None:
-            for (seconds,) in conn.execute(sql("arm"), {"delay_seconds": float(delay_seconds)}):
-                ring(seconds)
+            if conn.execute(sql("arm"), {"wait_seconds": float(wait_seconds)}).fetchone() is not None:
+                ring(wait_seconds)
 
         self._database.run(work)
 

@@ -70,9 +70,9 @@ class Host:
         timers = [timer.describe() for timer in self._timers.values()]
         for line in [*self._http.describe(), *queues, *timers]:
             log.info("%s", line)
-        listening = [asyncio.create_task(queue.listen()) for queue in self._queues.values()]
-        if self._timers:
-            listening.append(asyncio.create_task(run_timers(list(self._timers.values()), self._state)))
+        listening = [asyncio.create_task(queue.listen()) for name, queue in self._queues.items() if enabled(name)]
+        if ticking := [timer for name, timer in self._timers.items() if enabled(name)]:
+            listening.append(asyncio.create_task(run_timers(ticking, self._state)))
         log.info("listening on http://127.0.0.1:%d", port)
         stopped = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait([stopped, *listening], return_when=asyncio.FIRST_COMPLETED)
@@ -105,6 +105,14 @@ class Host:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
+
+
+def enabled(name: str) -> bool:
+    """Whether a function's trigger is on; as in Azure, one that is off can still be started by the admin endpoint."""
+    off = os.environ.get(f"AzureWebJobs.{name}.Disabled", "").lower() in ("true", "1")
+    if off:
+        log.info("%s: its trigger is off (AzureWebJobs.%s.Disabled)", name, name)
+    return not off
 
 
 async def serve(functions: Sequence[AppFunction], configuration: HostConfiguration, port: int, state: Path) -> None:

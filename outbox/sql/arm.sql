@@ -2,12 +2,11 @@
 UPDATE outbox_doorbell AS b SET armed =
     ARRAY(SELECT s FROM unnest(b.armed) AS s WHERE s > statement_timestamp() - interval '1 second') || want.second
 FROM (
-    -- rounded down: a doorbell may come early, never late
-    SELECT date_trunc('second', statement_timestamp() + make_interval(secs => %(delay_seconds)s)) AS second
+    SELECT date_trunc('second', statement_timestamp() + make_interval(secs => %(wait_seconds)s)) AS second
 ) AS want
 WHERE NOT EXISTS (
     SELECT FROM unnest(b.armed) AS s
     WHERE s = want.second
-       OR (s > statement_timestamp() AND s < want.second)  -- the drain that it starts will arm the next
+       OR (s > statement_timestamp() AND s < want.second)  -- not heard yet, and the drain that it starts arms the next
 )
-RETURNING greatest(0, extract(epoch FROM want.second - statement_timestamp()))::float8 AS delay_seconds
+RETURNING want.second

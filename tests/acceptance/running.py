@@ -19,7 +19,7 @@ from localdev.stack import Stack
 
 #: No test here is helped by the timer: it is called by hand where a test is about it.
 SHORT = {
-    "LOCALDEV_TIMER": "0",
+    "AzureWebJobs.outbox_timer.Disabled": "true",
     "OUTBOX_BACKOFF_BASE_SECONDS": "1",
     "OUTBOX_LEASE_SECONDS": "4",
     "OUTBOX_DELIVERY_TIMEOUT_SECONDS": "2",

@@ -162,7 +162,10 @@ def test_a_message_that_kills_its_worker_fails_alone_and_its_mates_are_delivered
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # the default of 5 refuses connections of the drain
+
+    with Server(("127.0.0.1", 0), Receiver) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/"
         for app in started({"OUTBOX_DESTINATIONS": destinations(receiver=url)}, receiver=False):

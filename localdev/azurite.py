@@ -14,6 +14,7 @@ from localdev.filelock import FileLock
 from localdev.processes import Child, Watcher, answers, free_port, wait_until
 
 PACKAGE_JSON = Path(__file__).parent / "npm" / "package.json"
+PATCH = PACKAGE_JSON.with_name("faster-azurite.cjs")
 INSTALLED = Path(sys.prefix) / "azurite"
 #: The emulator's own account, the same everywhere, as Microsoft documents it.
 ACCOUNT = "devstoreaccount1"
@@ -40,7 +41,8 @@ class Azurite:
             "table": table_port or free_port(),
         }
         self._folder = folder
-        command = [str(node()), str(INSTALLED / "node_modules" / "azurite" / "dist" / "src" / "azurite.js")]
+        program = INSTALLED / "node_modules" / "azurite" / "dist" / "src" / "azurite.js"
+        command = [str(node()), "--require", str(PATCH), str(program)]
         # Today's SDK speaks a newer version of the protocol than Azurite knows by name.
         command += ["--skipApiVersionCheck", "--disableTelemetry", "--silent", "--location", str(folder)]
         for service, port in self._ports.items():

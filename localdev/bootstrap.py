@@ -14,6 +14,7 @@ from pathlib import Path
 from localdev.filelock import FileLock
 
 ROOT = Path(__file__).resolve().parent.parent
+LOCKS = ROOT / ".localdev"
 REQUIREMENTS = ("requirements.txt", "requirements-dev.txt")
 #: Names another folder than .venv; a CI run on a second Python uses it.
 FOLDER_VARIABLE = "LOCALDEV_VENV"
@@ -40,8 +41,8 @@ def ensure() -> Path:
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     stamp = folder / "localdev.stamp"
     wanted = fingerprint()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f"{folder.name}.lock")):
+    LOCKS.mkdir(exist_ok=True)
+    with FileLock(LOCKS / f"{folder.name}.lock"):
         if python.exists() and stamp.exists() and stamp.read_text("utf-8") == wanted:
             return python
         stamp.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import sys
 import threading
@@ -67,3 +68,13 @@ class Console:
             if last:
                 return
             self._stopped.wait(FOLLOW_SECONDS)
+
+
+COLOURS = {"bold": "1", "red": "31", "green": "32", "cyan": "36"}
+
+
+def colour(name: str, text: str) -> str:
+    """The text in a colour, on a terminal that is not told otherwise (NO_COLOR)."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{COLOURS[name]}m{text}\x1b[0m"

@@ -246,7 +246,8 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _can(account: Mapping[str, Any], action: str, path: Path) -> bool:
-    return subprocess.run(["/bin/sh", "-c", f'{action} "$0"', path], cwd="/", **account).returncode == 0
+    command = ["/bin/sh", "-c", f'{action} "$0"', path]
+    return subprocess.run(command, cwd="/", stderr=subprocess.DEVNULL, **account).returncode == 0
 
 
 def _environment() -> dict[str, str]:

@@ -22,7 +22,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.message import Message as EmailMessage
@@ -155,15 +155,17 @@ class Stack:
 
     @classmethod
     @contextlib.contextmanager
-    def temporary(cls, **arguments: Any) -> Any:
+    def temporary(cls, **arguments: Any) -> Iterator[Stack]:
         """A stack whose state is deleted at the end."""
         folder = Path(tempfile.mkdtemp(prefix="localdev-"))
+        folder.chmod(0o711)  # as root, the database's account has to pass
+        stack = cls(folder, **arguments)
         try:
-            with cls(folder, **arguments) as stack:
+            with stack:
                 yield stack
+        finally:
             if stack.postgres is not None:
                 stack.postgres.discard()
-        finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     @property

@@ -246,7 +246,7 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _can(account: Mapping[str, Any], action: str, path: Path) -> bool:
-    command = ["/bin/sh", "-c", f'{action} "$0"', path]
+    command = ["/bin/sh", "-c", f'{action} "$0"', str(path)]
     return subprocess.run(command, cwd="/", stderr=subprocess.DEVNULL, **account).returncode == 0
 
 

@@ -39,8 +39,13 @@ class Console:
         self._stopped.set()
         for follower in self._followers:
             follower.join(seconds)
-        with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(None)
+        while True:
+            try:
+                self._lines.put_nowait(None)
+                break
+            except queue.Full:
+                with contextlib.suppress(queue.Empty):
+                    self._lines.get_nowait()
         self._printer.join(seconds)
 
     def _print(self) -> None:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from outbox import settings, wiring
+from outbox.database import connect
 from outbox.errors import OutboxError
 from outbox.processor import Report
 
@@ -66,7 +67,9 @@ def _migrate(directories: list[Path]) -> None:
 
 
 def _stats(*, as_json: bool) -> None:
-    rows = wiring.configure().store.stats()
+    box = wiring.configure()
+    _reach_database()
+    rows = box.store.stats()
     if as_json:
         print(json.dumps({row.pop("destination"): row for row in rows}))
         return
@@ -92,12 +95,18 @@ def _drain(app: str, seconds: float | None) -> None:
             f"there is no module {app} here; run it in the app's folder, or name one with --app"
         ) from None
     box = wiring.configure()
+    _reach_database()
     for name in ("SIGINT", "SIGTERM", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: box.stop_draining())
     report = asyncio.run(_drain_and_close(box, seconds))
     assert report is not None  # nothing else drains in this process
     print(" ".join(f"{name}={getattr(report, name)}" for name in report.__slots__))
+
+
+def _reach_database() -> None:
+    """Say what is wrong with it in one line, where a pool would try again and again."""
+    connect(settings.load_database_url()).close()
 
 
 async def _drain_and_close(box: wiring.Outbox, seconds: float | None) -> Report | None:

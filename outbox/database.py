@@ -52,6 +52,26 @@ def sql(name: str) -> bytes:
     return files("outbox").joinpath("sql", f"{name}.sql").read_bytes()
 
 
+def connect(conninfo: str) -> Connection:
+    """A connection outside of any pool, for a command. Raises DatabaseUnavailable that says what is wrong."""
+    _parsed(conninfo)
+    try:
+        return psycopg.connect(conninfo, autocommit=True, connect_timeout=CONNECT_SECONDS)
+    except psycopg.Error as error:
+        raise DatabaseUnavailable(f"PostgreSQL cannot be reached: {first_line(error)}") from error
+
+
+def _parsed(conninfo: str) -> dict[str, Any]:
+    try:
+        return conninfo_to_dict(conninfo)
+    except psycopg.Error:  # whose text may quote the password
+        raise SettingsError("OUTBOX_DATABASE_URL: it should be a PostgreSQL connection string") from None
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 class _ClientConnection(psycopg.Connection[Any]):
     """A connection whose every wait ends, also where the server is frozen and its own timeouts cannot fire."""
 
@@ -77,10 +97,7 @@ class Database:
     """
 
     def __init__(self, conninfo: str, *, size: int, prepare_threshold: int | None) -> None:
-        try:
-            given = conninfo_to_dict(conninfo)
-        except psycopg.Error:
-            raise SettingsError("OUTBOX_DATABASE_URL: it should be a PostgreSQL connection string") from None
+        given = _parsed(conninfo)
         defaults = {"connect_timeout": CONNECT_SECONDS, "application_name": "outbox", "keepalives_idle": 30}
         # Linux alone knows tcp_user_timeout; libpq ignores it elsewhere.
         defaults["tcp_user_timeout"] = int(CALL_SECONDS * 1000)

@@ -173,11 +173,11 @@ class _Drain:
             while not self._over:
                 await self._keep_watch()
                 await self._deliver_suspect()
-                claimed, all_had_room = await self._claim()
+                claimed, passed_over = await self._claim()
                 if claimed:
                     continue
-                if self._in_flight:
-                    await self._wait_for_room(all_had_room)
+                if passed_over or self._in_flight:
+                    await self._wait_for_room(passed_over)
                 elif not await self._look_closer():
                     break
             await self._land()
@@ -210,25 +210,30 @@ class _Drain:
 
     # -- claim -------------------------------------------------------------------------------------------------------
 
-    async def _claim(self) -> tuple[int, bool]:
-        """Claim as much as can start at once. Returns how many rows, and whether every destination had room."""
-        policy = self._policy
-        room = min(policy.max_in_flight - self._in_flight, 2 * policy.max_in_flight - self._unsettled)
-        rooms = {name: min(room, self._room(name)) for name in self._names if self._room(name) > 0}
-        if room <= 0 or not rooms:
-            return 0, not self._names
-        messages = await self._call(self._store.claim, rooms, min(policy.batch_size, room))
+    async def _claim(self) -> tuple[int, list[str]]:
+        """Claim as much as can start at once. Returns how many rows, and the destinations that had no room."""
+        rooms = {name: room for name in self._names if (room := self._room(name)) > 0}
+        passed_over = [name for name in self._names if name not in rooms]
+        if not rooms:
+            return 0, passed_over
+        limit = min(self._policy.batch_size, self._free)
+        messages = await self._call(self._store.claim, rooms, limit)
         self._report.claimed += len(messages)
         for message in messages:
             self._start(message)
-        return len(messages), len(rooms) == len(self._names)
+        return len(messages), passed_over
+
+    @property
+    def _free(self) -> int:
+        most = self._policy.max_in_flight
+        return min(most - self._in_flight, 2 * most - self._unsettled)
 
     def _room(self, name: str) -> int:
-        return self._concurrency(name) - self._flying[name]
+        return min(self._free, self._concurrency(name) - self._flying[name])
 
     def _concurrency(self, name: str) -> int:
         route = self._policy.routes.get(name)
-        return UNKNOWN_ROOM if route is None else route.concurrency
+        return min(self._policy.max_in_flight, UNKNOWN_ROOM if route is None else route.concurrency)
 
     async def _deliver_suspect(self, *, now: bool = False) -> bool:
         """Deliver one row that lost two leases in a row, with nothing else in flight: it may kill this process."""
@@ -261,18 +266,14 @@ class _Drain:
 
     # -- wait --------------------------------------------------------------------------------------------------------
 
-    async def _wait_for_room(self, all_had_room: bool) -> None:
-        if all_had_room:  # nothing is due: only a doorbell, time, or the end of all deliveries brings more
+    async def _wait_for_room(self, passed_over: list[str]) -> None:
+        """A claim found nothing. Wait until the destinations that it passed over, if any, have room by now."""
+        if not passed_over:  # nothing is due: only a doorbell, time, or the end of all deliveries brings more
             await self._wait(lambda: not self._in_flight, LOOK_SECONDS)
             return
-        full = [name for name in self._names if self._room(name) <= 0]
-        if full:
-            await self._wait(lambda: any(self._room(name) > 0 for name in full), LOOK_SECONDS)
-            # One claim for several rows, rather than one for each that lands.
-            await self._wait(lambda: any(4 * self._room(n) >= self._concurrency(n) for n in full), ROOM_SECONDS)
-        else:
-            landed = self._in_flight
-            await self._wait(lambda: self._in_flight < landed, ROOM_SECONDS)
+        await self._wait(lambda: any(self._room(n) > 0 for n in passed_over), LOOK_SECONDS)
+        # One claim for several rows, rather than one for each that lands.
+        await self._wait(lambda: any(4 * self._room(n) >= self._concurrency(n) for n in passed_over), ROOM_SECONDS)
 
     async def _look_closer(self) -> bool:
         """Nothing is in flight and a claim found nothing. Returns whether to go on."""

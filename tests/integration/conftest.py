@@ -13,7 +13,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -78,7 +77,7 @@ def create_database(server: str) -> Iterator[Callable[..., str]]:
             return make_conninfo(server, dbname=name)
 
         yield create
-        for name in made:
+        for name in made if "OUTBOX_TEST_DATABASE_URL" in os.environ else ():  # else the server goes with them
             conn.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
@@ -181,8 +180,8 @@ def environment(monkeypatch: pytest.MonkeyPatch, conninfo: str) -> dict[str, str
     settings = {
         "OUTBOX_DATABASE_URL": conninfo,
         "OUTBOX_QUEUE_NAME": "outbox-test",
-        "OUTBOX_DESTINATIONS": '{"crm": {"url": "http://127.0.0.1:9/", "secret": "%s"}, '
-        '"erp": {"url": "http://127.0.0.1:9/", "secret": "%s", "event_types": ["OrderCompleted"]}}' % (SECRET, SECRET),
+        "OUTBOX_DESTINATIONS": f'{{"crm": {{"url": "http://127.0.0.1:9/", "secret": "{SECRET}"}}, '
+        f'"erp": {{"url": "http://127.0.0.1:9/", "secret": "{SECRET}", "event_types": ["OrderCompleted"]}}}}',
         # nobody listens there
         "AzureWebJobsStorage": "DefaultEndpointsProtocol=http;AccountName=a;AccountKey=a2V5;"
         "QueueEndpoint=http://127.0.0.1:9/a",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -243,8 +244,6 @@ class Proxy:
     @staticmethod
     def _close(*sockets: socket.socket) -> None:
         for each in sockets:
-            try:
+            with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             each.close()

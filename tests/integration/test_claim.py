@@ -64,7 +64,9 @@ def backlog(rows: Rows) -> Rows:
 
 
 @pytest.fixture(params=["auto", "force_generic_plan"])
-def eager_store(request: pytest.FixtureRequest, conninfo: str, open_store: Callable[..., PostgresStore]) -> PostgresStore:
+def eager_store(
+    request: pytest.FixtureRequest, conninfo: str, open_store: Callable[..., PostgresStore]
+) -> PostgresStore:
     """A store whose connections prepare each statement on first use, under both plan modes."""
     url = psycopg.conninfo.make_conninfo(conninfo, options=f"-c plan_cache_mode={request.param}")
     return open_store(url, prepare_threshold=0)
@@ -190,7 +192,7 @@ def test_what_is_not_due_is_not_claimed(rows: Rows, store: PostgresStore) -> Non
 def test_a_backlog_of_one_destination_does_not_hold_up_another(backlog: Rows, store: PostgresStore) -> None:
     names = [f"d{n}" for n in range(5)]
     new = [backlog.add(1, name)[0] for name in names]
-    claimed = store.claim({name: 32 for name in ["crm", *names]}, 100)
+    claimed = store.claim(dict.fromkeys(["crm", *names], 32), 100)
     assert set(new) <= set(ids(claimed))
     assert Counter(m.destination for m in claimed)["crm"] == 16  # 100 shared by 6
 
@@ -200,7 +202,7 @@ def test_with_more_destinations_than_rows_to_claim_who_waited_longest_goes_first
 ) -> None:
     names = [f"d{n}" for n in range(20)]
     made = [rows.add(3, name, due_in=-100 + n)[0] for n, name in enumerate(names)]
-    assert set(ids(store.claim({name: 32 for name in names}, 5))) == set(made[:5])
+    assert set(ids(store.claim(dict.fromkeys(names, 32), 5))) == set(made[:5])
 
 
 def test_no_room_means_no_row(rows: Rows, store: PostgresStore) -> None:
@@ -232,7 +234,7 @@ def test_concurrent_claimers_never_share_a_row(rows: Rows, open_store: Callable[
 
 def test_a_row_whose_lease_ran_out_is_claimed_like_a_pending_one(rows: Rows, store: PostgresStore) -> None:
     rows.add(2)
-    first, second = store.claim({"crm": 10}, 10)
+    first, _second = store.claim({"crm": 10}, 10)
     assert store.claim({"crm": 10}, 10) == []
     rows.run_out(first)
     (again,) = store.claim({"crm": 10}, 10)

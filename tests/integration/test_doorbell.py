@@ -12,7 +12,7 @@ import pytest
 
 from outbox.errors import DatabaseUnavailable, DoorbellUnavailable
 from outbox.message import Delivered, Message, Retry
-from outbox.processor import Processor, Report
+from outbox.processor import Processor, Report, Route
 from outbox.retry import Backoff
 from outbox.store import PostgresStore
 
@@ -24,17 +24,17 @@ def armed(rows: Rows) -> list[datetime]:
     return list(found)
 
 
-def test_a_drain_arms_a_doorbell_for_the_earliest_retry_rounded_down(rows: Rows, drain: Callable[..., Report]) -> None:
+def test_a_drain_arms_a_doorbell_just_before_the_earliest_retry(rows: Rows, drain: Callable[..., Report]) -> None:
     rows.add(1, "crm")
     rows.add(1, "erp", due_in=120)
     rows.add(1, "elsewhere", due_in=60)
     bell = Bell()
     drain(Sender(lambda m: Retry("http_500", "HTTP 500")), bell, backoff=Backoff(10, 10))
     assert rows.conn.execute("SELECT count(*) FROM outbox_messages WHERE attempt_count = 1").fetchone() == (1,)
-    assert 8 <= bell.rings[-1] <= 11
+    assert bell.rings[-1] in (8, 9)
     due = rows.conn.execute("SELECT min(next_attempt_at) FROM outbox_messages WHERE status = 'Pending'").fetchone()
     assert due is not None
-    assert timedelta(0) <= due[0] - min(armed(rows)) < timedelta(seconds=1)
+    assert timedelta(seconds=1) <= due[0] - min(armed(rows)) < timedelta(seconds=3)
 
 
 def test_whoever_set_it_the_earliest_row_counts(rows: Rows, drain: Callable[..., Report]) -> None:
@@ -43,7 +43,7 @@ def test_whoever_set_it_the_earliest_row_counts(rows: Rows, drain: Callable[...,
     bell = Bell()
     drain(bell=bell)
     (delay,) = bell.rings
-    assert 38 < delay <= 40
+    assert delay in (37, 38)
 
 
 def test_a_watchdog_is_armed_for_the_lease_before_the_first_claim(
@@ -59,7 +59,7 @@ def test_a_watchdog_is_armed_for_the_lease_before_the_first_claim(
 
     asyncio.run(processor(Sender(look), bell, lease_seconds=20.0).drain(10))
     ((delay,),) = before
-    assert 18 < delay <= 20
+    assert delay in (18, 19)
 
 
 def test_a_row_that_becomes_due_while_a_drain_waits_has_its_watchdog_too(
@@ -70,7 +70,7 @@ def test_a_row_that_becomes_due_while_a_drain_waits_has_its_watchdog_too(
     seen: list[float] = []
     sender = Sender(lambda m: (seen.extend(bell.rings), Delivered())[1])  # type: ignore[func-returns-value]
     asyncio.run(processor(sender, bell, lease_seconds=20.0).drain(10))
-    assert any(17 < delay <= 20 for delay in seen)
+    assert any(17 <= delay <= 20 for delay in seen)
 
 
 def test_the_row_of_a_killed_host_goes_out_when_its_lease_ends(rows: Rows, drain: Callable[..., Report]) -> None:
@@ -83,7 +83,7 @@ def test_the_row_of_a_killed_host_goes_out_when_its_lease_ends(rows: Rows, drain
     bell = Bell()
     drain(bell=bell)
     (delay,) = bell.rings
-    assert 23 < delay <= 25
+    assert delay in (22, 23)
     assert rows.get(key)["status"] == "Processing"
 
 
@@ -128,7 +128,7 @@ def test_no_later_doorbell_is_armed_while_an_earlier_is_to_ring_but_an_earlier_i
         store.arm(delay, bell.ring)
     assert len(bell.rings) == 1
     store.arm(20, bell.ring)
-    assert [round(delay + 0.5) for delay in bell.rings] == [60, 20]
+    assert bell.rings == [59, 19]
     assert len(armed(rows)) == 2
 
 
@@ -154,12 +154,10 @@ def test_a_doorbell_that_could_not_be_sent_is_not_noted(rows: Rows, store: Postg
 def test_with_the_queue_down_a_drain_delivers_all_the_same(rows: Rows, drain: Callable[..., Report]) -> None:
     rows.add(200)
     rows.add(due_in=60)
-    assert drain(bell=Bell(broken=True)).delivered == 200
+    assert drain(bell=Bell(broken=True), routes={"crm": Route(5, 300)}).delivered == 200
 
 
-def test_an_undeliverable_row_and_many_wake_ups_leave_few_doorbells(
-    rows: Rows, drain: Callable[..., Report]
-) -> None:
+def test_an_undeliverable_row_and_many_wake_ups_leave_few_doorbells(rows: Rows, drain: Callable[..., Report]) -> None:
     """Each drain that a doorbell starts arms at most one for a second that has none yet."""
     rows.add()
     bell = Bell()

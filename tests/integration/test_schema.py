@@ -8,16 +8,17 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from outbox import schema
-from outbox.errors import DatabaseUnavailable
+from outbox.errors import DatabaseUnavailable, OutboxError
 
 from .support import ROOT, Rows, connect, until
 
-ALL = ["0001_outbox", "app-0001_orders"]
+ALL = ["outbox-0001_messages", "app-0001_orders"]
 
 
 def migrate(conninfo: str) -> list[str]:
@@ -136,15 +137,28 @@ def test_migrations_of_a_killed_process_are_taken_up_again(create_database: Call
     """Killed while its first CREATE TABLE waits for a lock, with yoyo's own lock row written and committed."""
     conninfo = create_database()
     waits = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    with connect(conninfo) as observer, connect(conninfo) as conn:
-        with conn.transaction(force_rollback=True):
-            conn.execute("CREATE TABLE outbox_messages (blocks int)")  # the migration waits for this name
-            process = start_migrating(conninfo)
-            until(lambda: observer.execute(waits).fetchall(), 20)
-            process.kill()
-            process.communicate(timeout=10)
+    with connect(conninfo) as observer, connect(conninfo) as conn, conn.transaction(force_rollback=True):
+        conn.execute("CREATE TABLE outbox_messages (blocks int)")  # the migration waits for this name
+        process = start_migrating(conninfo)
+        until(lambda: observer.execute(waits).fetchall(), 20)
+        process.kill()
+        process.communicate(timeout=10)
     assert migrate(conninfo) == ALL
     assert migrate(conninfo) == []
+
+
+def test_a_migration_and_its_note_are_one_transaction(create_database: Callable[..., str], tmp_path: Path) -> None:
+    """A process killed between the two would otherwise leave a migration that can never be applied."""
+    (tmp_path / "app-0009_more.sql").write_text("CREATE TABLE more (id int)")
+    conninfo = create_database()
+    migrate(conninfo)
+    with connect(conninfo) as conn:
+        conn.execute("ALTER TABLE _yoyo_migration ADD CHECK (migration_id <> 'app-0009_more') NOT VALID")
+        with pytest.raises(OutboxError, match="migration app-0009_more failed"):
+            schema.migrate(conninfo, tmp_path)
+        assert conn.execute("SELECT to_regclass('more')").fetchone() == (None,)
+        conn.execute("ALTER TABLE _yoyo_migration DROP CONSTRAINT _yoyo_migration_migration_id_check")
+    assert schema.migrate(conninfo, tmp_path) == ["app-0009_more"]
 
 
 def test_a_server_that_is_down_is_said_to_be(conninfo: str) -> None:

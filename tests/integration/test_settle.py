@@ -10,9 +10,10 @@ import pytest
 
 from outbox.message import Delivered, Message, Retry, Settlement
 from outbox.processor import Report
+from outbox.retry import Backoff
 from outbox.store import PURGE_CHUNK, PostgresStore
 
-from .support import Rows, Sender, ids
+from .support import Rows, Sender, connect, ids
 
 
 def settlement(message: Message, status: str, **values: Any) -> Settlement:
@@ -121,7 +122,8 @@ def test_a_row_given_back_is_due_now_and_has_its_attempt_again(rows: Rows, store
     assert rows.get(key)["attempt_count"] == 5
     assert store.give_back(messages) == {key}
     row = rows.get(key)
-    assert (row["status"], row["attempt_count"], row["lease_token"], row["lease_expires_at"]) == ("Pending", 4, None, None)
+    assert (row["status"], row["attempt_count"]) == ("Pending", 4)
+    assert row["lease_token"] is row["lease_expires_at"] is None
     assert row["due_in"] <= 0
     assert store.give_back(messages) == set()
 
@@ -146,8 +148,6 @@ def test_a_delay_counts_from_the_end_of_the_attempt(rows: Rows, store: PostgresS
 def test_a_retry_waits_for_its_backoff_and_at_least_for_retry_after(
     rows: Rows, drain: Callable[..., Report], attempts: int, retry_after: float, least: float, most: float
 ) -> None:
-    from outbox.retry import Backoff
-
     (key,) = rows.add(attempt_count=attempts)
     sender = Sender(lambda m: Retry("http_503", "HTTP 503", retry_after=retry_after))
     report = drain(sender, max_attempts=1000, backoff=Backoff(10, 100))
@@ -183,8 +183,6 @@ def test_a_purge_deletes_in_chunks_what_is_processed_and_past_its_retention(rows
 
 
 def test_a_purge_passes_over_a_row_that_another_holds(rows: Rows, conninfo: str, store: PostgresStore) -> None:
-    from .support import connect
-
     rows.add(10, status="Processed", processed_at="yesterday")
     with connect(conninfo) as conn, conn.transaction():
         conn.execute("SELECT FROM outbox_messages LIMIT 1 FOR UPDATE")

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterable
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from localdev.bootstrap import LAUNCHER_VARIABLE
 from localdev.processes import own_group

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_a_pool_is_whole_again_after_every_kind_of_failure(rows: Rows, open_data
     end = "SELECT pg_terminate_backend(pg_backend_pid())"
     for statement in ("SELECT 1 / 0", end, "SELECT no_such_column", end) * 3:
         with pytest.raises((psycopg.Error, DatabaseUnavailable)):
-            database.run(lambda conn, text=statement: conn.execute(text))
+            database.run(partial(psycopg.Connection.execute, query=statement))
     with ThreadPoolExecutor(2) as threads:
         meet = threading.Barrier(2)
         list(threads.map(lambda _: database.run(lambda conn: meet.wait(5) and conn.execute("SELECT 1")), range(2)))

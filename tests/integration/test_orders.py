@@ -41,7 +41,7 @@ def add_order(rows: Rows, status: str = "Pending") -> uuid.UUID:
 
 def state(rows: Rows, order: uuid.UUID) -> tuple[str, list[str]]:
     """The order's status, and the destinations that were told of it."""
-    (status,) = rows.conn.execute("SELECT status FROM orders WHERE order_id = %s", [order]).fetchone() or (None,)
+    ((status,),) = rows.conn.execute("SELECT status FROM orders WHERE order_id = %s", [order]).fetchall()
     told = rows.conn.execute(
         "SELECT destination FROM outbox_messages WHERE payload ->> 'orderId' = %s ORDER BY 1", [str(order)]
     )
@@ -146,9 +146,9 @@ def test_a_payload_may_be_as_large_as_the_setting_says(rows: Rows, configure: Ca
 
 def test_completing_an_order_stores_its_event_and_rings(rows: Rows, box: Outbox, order: uuid.UUID) -> None:
     answer = orders.complete_order(order)
-    (completed_at,) = rows.conn.execute(
+    ((completed_at,),) = rows.conn.execute(
         "SELECT to_char(completed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') FROM orders"
-    ).fetchone() or (None,)
+    ).fetchall()
     assert answer == orders.CompletedOrder(order, completed_at)
     assert state(rows, order) == DONE
     assert orders.complete_order(order) == answer

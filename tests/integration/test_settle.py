@@ -20,7 +20,7 @@ def settlement(message: Message, status: str, **values: Any) -> Settlement:
     return Settlement(message=message, status=status, **{"ended": monotonic(), **values})
 
 
-RESULTS = {
+RESULTS: dict[str, dict[str, Any]] = {
     "Processed": {},
     "Failed": {"code": "gone", "error": "HTTP 410"},
     "Pending": {"delay_seconds": 10.0, "error": "HTTP 500", "code": "http_500"},

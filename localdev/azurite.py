@@ -14,7 +14,6 @@ from localdev.filelock import FileLock
 from localdev.processes import Child, Watcher, answers, free_port, wait_until
 
 PACKAGE_JSON = Path(__file__).parent / "npm" / "package.json"
-PATCH = PACKAGE_JSON.with_name("faster-azurite.cjs")
 INSTALLED = Path(sys.prefix) / "azurite"
 #: The emulator's own account, the same everywhere, as Microsoft documents it.
 ACCOUNT = "devstoreaccount1"
@@ -42,7 +41,7 @@ class Azurite:
         }
         self._folder = folder
         program = INSTALLED / "node_modules" / "azurite" / "dist" / "src" / "azurite.js"
-        command = [str(node()), "--require", str(PATCH), str(program)]
+        command = [str(node()), str(program)]
         # Today's SDK speaks a newer version of the protocol than Azurite knows by name.
         command += ["--skipApiVersionCheck", "--disableTelemetry", "--silent", "--location", str(folder)]
         for service, port in self._ports.items():

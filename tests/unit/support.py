@@ -23,7 +23,9 @@ SECRET = "whsec_" + "QUFB" * 8
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
-Handler: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Reader: TypeAlias = asyncio.StreamReader
+Writer: TypeAlias = asyncio.StreamWriter
+Handler: TypeAlias = Callable[[Reader, Writer], Awaitable[None]]
 
 
 def message(**values: Any) -> Message:
@@ -51,7 +53,7 @@ def endpoint(url: str, seconds: float = 5.0, *secrets: str) -> Endpoint:
     return Endpoint(url=url, keys=keys, timeout_seconds=seconds, secrets=sensitive(url, given))
 
 
-async def request(reader: asyncio.StreamReader) -> bytes:
+async def request(reader: Reader) -> bytes:
     """One whole request."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
@@ -62,7 +64,7 @@ async def request(reader: asyncio.StreamReader) -> bytes:
 def answering(*answers: bytes) -> Handler:
     """Answers the requests of one connection, one after the other, and closes it."""
 
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: Reader, writer: Writer) -> None:
         for answer in answers:
             await request(reader)
             writer.write(answer)
@@ -98,11 +100,11 @@ class Receiver:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: Reader, writer: Writer) -> None:
         handler = self._handlers[min(self.connections, len(self._handlers) - 1)]
         self._tasks.append(asyncio.create_task(self._serve(handler, reader, writer)))
 
-    async def _serve(self, handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, handler: Handler, reader: Reader, writer: Writer) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             try:
                 await handler(reader, writer)

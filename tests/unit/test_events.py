@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import types
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -36,13 +38,23 @@ class Rich(Event, type="test.Rich"):
     price: Decimal
     text: str
     maybe: int | None = None
-    counts: dict[str, int] = {}
+    counts: dict[str, int] | None = None
+
+
+def define(name: str, **keywords: Any) -> type[Event]:
+    return types.new_class(name, (Event,), keywords, lambda namespace: namespace.update(__module__=__name__))
 
 
 def nested(depth: int) -> Any:
     value: Any = 1
     for _ in range(depth):
         value = [value]
+    return value
+
+
+def circle() -> Any:
+    value: list[Any] = []
+    value.append(value)
     return value
 
 
@@ -64,9 +76,8 @@ def test_a_name_is_taken_once() -> None:
 
 
 def test_a_module_that_is_loaded_again_may_register_its_types_again() -> None:
-    again: type[Event] = type(Event)("Again", (Event,), {"__module__": __name__}, type="test.Again")
-    newest: type[Event] = type(Event)("Again", (Event,), {"__module__": __name__}, type="test.Again")
-    assert registered()["test.Again"] is newest is not again
+    first, second = define("Again", type="test.Again"), define("Again", type="test.Again")
+    assert registered()["test.Again"] is second is not first
 
 
 def test_a_subclass_of_an_event_is_a_type_of_its_own() -> None:
@@ -75,13 +86,13 @@ def test_a_subclass_of_an_event_is_a_type_of_its_own() -> None:
 
     assert (More(n=1, more=2).event_type, Strict(n=1).event_type) == ("test.More", "test.strict_2")
     with pytest.raises(TypeError, match="type"):
-        type(Event)("Nameless", (Event,), {"__module__": __name__})
+        define("Nameless")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a-b", ".a", "a.", "a..b", "ä", "a\n", "a/b", "a\0"])
 def test_a_name_is_words_parted_by_dots(name: str) -> None:
     with pytest.raises(ValueError, match="letters, digits and _"):
-        type(Event)("Odd", (Event,), {"__module__": __name__}, type=name)
+        define("Odd", type=name)
     assert name not in registered()
 
 
@@ -140,7 +151,7 @@ def test_a_payload_is_these_bytes(event: Event, golden: str) -> None:
         (lambda: Anything(value=nested(100_000)), "JSON cannot hold"),
         (lambda: Anything(value=object()), "JSON cannot hold"),
         (lambda: Anything(value=b"\xff"), "JSON cannot hold"),
-        (lambda: Anything(value=(loop := []).append(loop) or loop), "JSON cannot hold"),  # type: ignore[func-returns-value,var-annotated]
+        (lambda: Anything(value=circle()), "JSON cannot hold"),
     ],
     ids=["nul", "nul in key", "nul in str", "surrogate", "surrogate in key", "huge", "huge int", "deep", "very deep",
          "no JSON type", "bytes", "circle"],
@@ -164,10 +175,11 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
     lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    max_leaves=10,
 )
 
 
-@settings(max_examples=100, derandomize=True, database=None, deadline=None)
+@settings(max_examples=50, derandomize=True, database=None, deadline=None)
 @given(JSON)
 def test_every_other_json_value_goes_through_unchanged_and_fits(value: Any) -> None:
     payload = to_payload(Anything(value=value), max_bytes=10**9)
@@ -196,14 +208,24 @@ def test_a_stored_payload_that_fits(payload: str) -> None:
         ('{"n": ' + "[" * 100_000 + "]" * 100_000 + "}", "payload"),
         ('{"n": 1, "a.b \\u0000' + "k" * 100 + '": 1}', r"a\?b\?\?k{55}"),
     ],
-    ids=["missing", "wrong", "null", "infinite", "surplus", "array", "no object", "empty", "half", "huge", "deep", "odd"],
+    ids=[
+        "missing",
+        "wrong",
+        "null",
+        "infinite",
+        "surplus",
+        "array",
+        "no object",
+        "empty",
+        "half",
+        "huge",
+        "deep",
+        "odd",
+    ],
 )
 def test_one_that_does_not_is_told_by_its_field_and_never_by_its_value(payload: str, path: str) -> None:
     found = misfit("test.strict_2", payload)
     assert found is not None
-    assert pytest.approx(0) != len(found)
-    import re
-
     assert re.match(rf"{path}: .", found)
     assert "s3cret" not in found
     assert found.isprintable()

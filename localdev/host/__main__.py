@@ -89,7 +89,7 @@ class Host:
         if hook is not None:
             hook()
         left = await self._worker.wait_until_idle(SHUTDOWN_SECONDS)
-        settling = [task for queue in self._queues.values() for task in queue.settling()]
+        settling = [*listening, *(task for queue in self._queues.values() for task in queue.settling())]
         if settling and not left:
             await asyncio.wait(settling, timeout=2)
         if left:

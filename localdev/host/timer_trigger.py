@@ -6,11 +6,11 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from azure.functions.meta import Datum
 from azure.functions.timer import TimerRequestConverter
@@ -22,6 +22,7 @@ from localdev.host.ncrontab import Schedule
 from localdev.host.queue_trigger import accept_nothing
 from localdev.host.worker import InvocationFailed, Worker
 
+T = TypeVar("T")
 log = logging.getLogger("host")
 
 TAKE_OVER_SECONDS = 1
@@ -50,19 +51,19 @@ class TimerTrigger:
         return f"{self._function.name}: timer {self._schedule.expression} (UTC)"
 
     async def run(self) -> None:
-        """Follow the schedule until cancelled."""
+        """Follow the schedule until cancelled; a run that has begun ends first."""
         last, due = self._read_status()
         if due is not None and due <= datetime.now(UTC):
-            last = await self._tick(past_due=True, last=last, due=due)
+            last = await to_its_end(self._tick(past_due=True, last=last, due=due))
         elif self._run_on_startup:
-            last = await self._tick(past_due=False, last=last, due=None)
+            last = await to_its_end(self._tick(past_due=False, last=last, due=None))
         while True:
             due = self._schedule.next_after(datetime.now(UTC))
             self._write_status(last, due)
             # Short sleeps follow a clock that is set, or a machine that slept.
             while (left := (due - datetime.now(UTC)).total_seconds()) > 0:
                 await asyncio.sleep(min(left, 10))
-            last = await self._tick(past_due=False, last=last, due=due)
+            last = await to_its_end(self._tick(past_due=False, last=last, due=due))
 
     async def run_once(self) -> None:
         """Run the function now, as /admin does."""
@@ -72,6 +73,7 @@ class TimerTrigger:
     async def _tick(self, *, past_due: bool, last: datetime | None, due: datetime | None) -> datetime:
         now = datetime.now(UTC)
         await self._invoke(past_due, last, due, f"timer due {due or now:%H:%M:%S}{', past due' if past_due else ''}")
+        self._write_status(now, self._schedule.next_after(datetime.now(UTC)))
         return now
 
     async def _invoke(self, past_due: bool, last: datetime | None, due: datetime | None, reason: str) -> None:
@@ -113,6 +115,16 @@ async def run_timers(timers: Sequence[TimerTrigger], folder: Path) -> None:
         await asyncio.gather(*(timer.run() for timer in timers))
     finally:
         lock.release()
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`; a cancellation meanwhile takes effect when it has ended."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 def status_json(last: datetime | None, due: datetime | None) -> dict[str, str | None]:

@@ -130,7 +130,7 @@ def send(
     """Post one message `times` times, one after the other, to a receiver made of `handlers`."""
 
     async def run() -> Sent:
-        async with Receiver(*handlers, tls=tls) as receiver:
+        async with asyncio.timeout(20), Receiver(*handlers, tls=tls) as receiver:
             sender = WebhookSender({"crm": endpoint(url.format(port=receiver.port), seconds)}, allowed)
             started = monotonic()
             outcomes = [await sender.send(message(**values)) for _ in range(times)]

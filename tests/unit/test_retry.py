@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from email.utils import formatdate
 
 import pytest
@@ -86,6 +87,20 @@ def test_a_retry_after_that_says_nothing_usable_is_ignored(value: str | None) ->
 )
 def test_a_date_is_read_by_the_receivers_own_clock_where_it_told_it(answer_date: str, seconds: float) -> None:
     assert retry_after_seconds(http_date(3600), answer_date=answer_date, now=NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    "value", ["Tue Nov 14 22:14:20 2023", "Tue, 14 Nov 2023 22:14:20", "14 Nov 2023 22:14:20 -0000"]
+)
+def test_a_date_without_a_zone_is_utc_wherever_the_worker_runs(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    tzset = getattr(time, "tzset", lambda: None)  # Windows has none, and is told nothing
+    tzset()
+    try:
+        assert retry_after_seconds(value, answer_date=None, now=NOW) == 60
+    finally:
+        monkeypatch.undo()
+        tzset()
 
 
 DATES = r"(Tue, )?\d{1,6} (Jan|Feb|Foo) \d{1,12} \d{1,5}:\d{1,5}(:\d{1,5})?( GMT| [+-]\d{1,9})?"

@@ -14,9 +14,9 @@ OLD, NEW, OTHER = ("whsec_" + base64.b64encode(letter * 32).decode() for letter 
 BODY = '{"type":"test.Ping","data":{"text":"grün 😀"}}'.encode()
 
 
-def headers(*secrets: str, body: bytes = BODY) -> dict[str, str]:
+def headers(*secrets: str) -> dict[str, str]:
     now = int(datetime.now(UTC).timestamp())
-    signature = sign([decode_secret(secret) for secret in secrets], "msg_1", now, body)
+    signature = sign([decode_secret(secret) for secret in secrets], "msg_1", now, BODY)
     return {"webhook-id": "msg_1", "webhook-timestamp": str(now), "webhook-signature": signature}
 
 
@@ -30,19 +30,20 @@ def test_the_standards_own_library_verifies_a_signature() -> None:
     Webhook(NEW).verify(BODY, headers(NEW))
 
 
-@pytest.mark.parametrize(
-    ("secret", "change"),
-    [
-        (OTHER, {}),
-        (NEW, {"webhook-id": "msg_2"}),
-        (NEW, {"webhook-timestamp": str(int(datetime.now(UTC).timestamp()) + 1000)}),
-        (NEW, headers(NEW, body=BODY + b" ")),
-    ],
-    ids=["secret", "id", "timestamp", "body"],
-)
-def test_a_signature_is_over_the_secret_the_id_the_timestamp_and_the_body(secret: str, change: dict[str, str]) -> None:
-    with pytest.raises(WebhookVerificationError):
-        Webhook(secret).verify(BODY, {**headers(NEW), **change})
+@pytest.mark.parametrize("changed", ["secret", "id", "timestamp", "body"])
+def test_a_signature_is_over_the_secret_the_id_the_timestamp_and_the_body(changed: str) -> None:
+    secret, body, got = NEW, BODY, headers(NEW)
+    match changed:
+        case "secret":
+            secret = OTHER
+        case "id":
+            got["webhook-id"] = "msg_2"
+        case "timestamp":
+            got["webhook-timestamp"] = str(int(got["webhook-timestamp"]) + 1)
+        case "body":
+            body += b" "
+    with pytest.raises(WebhookVerificationError, match="signature"):
+        Webhook(secret).verify(body, got)
 
 
 def test_while_a_secret_is_rotated_receivers_of_the_old_and_of_the_new_one_verify() -> None:

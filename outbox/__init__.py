@@ -10,11 +10,12 @@ Where to find what:
     events.py      event types and their registry        sql/claim.sql   the claim
     processor.py   the drain: claim, deliver, settle     retry.py        the retry policy
     delivery.py    the webhook and its status table      signing.py      Standard Webhooks signatures
+    transport.py   the HTTP connections under it         addresses.py    which addresses a webhook may go to
     store.py       one method for each statement         doorbell.py     the queue
-    database.py    pool, limits, driver errors           addresses.py    which addresses a webhook may go to
+    database.py    pool, limits, driver errors           errors.py       every error
     settings.py    every setting                         wiring.py       puts it together
-    message.py     the values that travel                errors.py       every error
-    migrations/    the schema                            __main__.py     the operator's commands
+    message.py     the values that travel                __main__.py     the operator's commands
+    migrations/    the schema
 """
 
 from outbox.errors import DatabaseUnavailable, DoorbellUnavailable, EventRefused, OutboxError, SettingsError

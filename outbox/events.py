@@ -29,7 +29,7 @@ _registry: dict[str, type[Event]] = {}
 class Event(BaseModel):
     """Base of all event types. Frozen; refuses unknown fields, NaN and infinity, which JSON cannot hold."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
     event_type: ClassVar[str]
 
@@ -67,10 +67,10 @@ def to_payload(event: Event, *, max_bytes: int) -> str:
     """The event as JSON text that PostgreSQL's jsonb can hold.
 
     Raises EventRefused where it cannot: a NUL character, a lone surrogate, a number out of JSON's range, or more than
-    `max_bytes` of UTF-8.
+    `max_bytes` of UTF-8; and where the model would not accept its own JSON, as with a computed field.
     """
     try:
-        text = event.model_dump_json()
+        text = event.model_dump_json(by_alias=True)
         size = len(text.encode())
         refused = _unstorable(json.loads(text, parse_constant=_refuse_constant), ())
     except (PydanticSerializationError, UnicodeEncodeError, ValueError, RecursionError) as error:
@@ -83,6 +83,8 @@ def to_payload(event: Event, *, max_bytes: int) -> str:
             f"{event.event_type}: the payload is {size} bytes; OUTBOX_MAX_PAYLOAD_BYTES allows {max_bytes}. "
             "Send a reference to large data instead"
         )
+    if (unfit := misfit(event.event_type, text)) is not None:  # a drain would refuse it
+        raise EventRefused(f"{event.event_type}: its own JSON does not fit the model: {unfit}")
     return text
 
 

@@ -258,9 +258,9 @@ class _Drain:
         self._report.failed += len(rows)
         for row in rows:
             log.error(
-                "message failed message=%s type=%s destination=%s attempts=%d code=%s",
+                "message failed message=%s type=%s destination=%s attempts=%d code=%s error=%s",
                 row["outbox_message_id"], row["event_type"], row["destination"], row["attempt_count"],
-                row["failure_code"],
+                row["failure_code"], row["last_error"],
             )  # fmt: skip
         return bool(rows)
 

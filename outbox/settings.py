@@ -25,10 +25,9 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from outbox import addresses
 from outbox.errors import SettingsError
 from outbox.signing import decode_secret
-
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def _secret(value: Any) -> SecretStr:
@@ -37,8 +36,9 @@ def _secret(value: Any) -> SecretStr:
         return value
     if isinstance(value, dict) and set(value) == {"env"} and isinstance(value["env"], str):
         text = os.environ.get(value["env"], "")
-        if not text:
-            raise ValueError(f"the environment variable {value['env']} that it names is not set")
+        if not text:  # said by name only if it looks like one: it may be the secret itself
+            name = value["env"] if re.fullmatch(r"[A-Z][A-Z0-9_]{0,40}", value["env"]) else ""
+            raise ValueError(f"the environment variable {name + ' ' if name else ''}that it names is not set")
     elif isinstance(value, str):
         text = value
     else:
@@ -52,11 +52,23 @@ def _url(value: str) -> str:
         url = httpx.URL(value)
         host = url.raw_host.decode()
     except (httpx.InvalidURL, UnicodeError):
-        raise ValueError("it should be an http:// or https:// address") from None
-    if url.scheme not in ("http", "https") or not host or not value.isascii() or re.search(r"[\s\x00-\x1f]", value):
+        host = ""
+    # A host is an IPv6 address, or labels of a name; all digits in the last make it an IPv4 address, spelt out.
+    labels = host.removesuffix(".").split(".")
+    sound = ":" in host or all(re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", label) for label in labels)
+    numeric = re.fullmatch(r"\d+|0x[\da-f]*", labels[-1]) and not addresses.is_literal(host)
+    if not host or not sound or numeric or not re.fullmatch(r"(?i)https?://[!-\[\]-~]+", value):
         raise ValueError("it should be an http:// or https:// address")
+    if url.port is not None and not 1 <= url.port <= 65535:
+        raise ValueError("its port should be 1 to 65535")
     if url.fragment:
         raise ValueError("it should have no #fragment: a receiver never sees one")
+    return value
+
+
+def _some(value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    if not value:
+        raise ValueError("it should have at least one secret")
     return value
 
 
@@ -67,7 +79,7 @@ class Destination(BaseModel):
 
     url: Annotated[str, AfterValidator(_url)]
     #: Newest first; each signs, so that a receiver can move from one to the next.
-    secrets: tuple[Annotated[SecretStr, BeforeValidator(_secret)], ...] = Field(min_length=1)
+    secrets: Annotated[tuple[Annotated[SecretStr, BeforeValidator(_secret)], ...], AfterValidator(_some)]
     #: None: all types.
     event_types: frozenset[str] | None = None
     timeout_seconds: float | None = Field(default=None, gt=0, le=3600)
@@ -94,6 +106,8 @@ def _destinations(value: Any) -> Any:
         parsed = json.loads(value, object_pairs_hook=_no_duplicates)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON (line {error.lineno}, column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(parsed, dict):
         raise ValueError('it should be a JSON object: {"name": {"url": "…", "secret": "whsec_…"}}')
     return parsed
@@ -109,12 +123,11 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _networks(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except json.JSONDecodeError:
-            raise ValueError("it should be networks like 10.1.0.0/16, parted by commas") from None
-    return [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        parts = json.loads(value) if value.lstrip().startswith("[") else value.split(",")
+        return [ipaddress.ip_network(part.strip()) for part in parts if part.strip()]
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError("it should be networks like 10.1.0.0/16, parted by commas") from None
 
 
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
@@ -129,7 +142,9 @@ class Settings(BaseSettings):
 
     database_url: SecretStr = Field(description="PostgreSQL connection string (URL or key=value).")
     queue_name: str = Field(
-        pattern=r"^[a-z0-9](-?[a-z0-9]){2,62}$",
+        pattern=r"^[a-z0-9](-?[a-z0-9])*$",
+        min_length=3,
+        max_length=63,
         description="Storage queue of the doorbell: 3 to 63 of a-z, 0-9 and single dashes.",
     )
     destinations: Annotated[dict[Name, Destination], NoDecode, BeforeValidator(_destinations)] = Field(
@@ -172,8 +187,11 @@ class Settings(BaseSettings):
     max_payload_bytes: int = Field(
         default=262_144, ge=1, le=10_485_760, description="Largest payload; `enqueue` refuses more."
     )
-    allowed_private_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_networks)] = Field(
+    allowed_private_networks: Annotated[tuple[addresses.Network, ...], NoDecode, BeforeValidator(_networks)] = Field(
         default=(), description="Private networks that destinations may be in: CIDRs parted by commas."
+    )
+    allow_http: bool = Field(
+        default=False, description="Whether destinations other than this machine may be `http://`, in plain text."
     )
     pool_size: int = Field(
         default=8,
@@ -194,6 +212,22 @@ class Settings(BaseSettings):
                 f"({longest:g}) by {min(5, self.lease_seconds / 2):g} seconds, so that a delivery ends in time: "
                 "raise it, or lower OUTBOX_DELIVERY_TIMEOUT_SECONDS or the destination's timeout_seconds"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _destinations_may_be_sent_to(self) -> Settings:
+        for name, destination in self.destinations.items():
+            url = httpx.URL(destination.url)
+            if addresses.is_literal(url.host) and addresses.blocked(url.host, self.allowed_private_networks):
+                raise ValueError(
+                    f"OUTBOX_DESTINATIONS: {name}.url: {url.host} is a private address; "
+                    "OUTBOX_ALLOWED_PRIVATE_NETWORKS should name its network"
+                )
+            if url.scheme == "http" and not self.allow_http and not addresses.is_loopback(url.host):
+                raise ValueError(
+                    f"OUTBOX_DESTINATIONS: {name}.url: it should be https://, since anybody on the way can read "
+                    "http://; OUTBOX_ALLOW_HTTP=true allows it"
+                )
         return self
 
     def timeout_of(self, destination: str) -> float:

@@ -10,7 +10,7 @@ from functools import cache
 from time import monotonic
 from typing import Any, TypeVar
 
-from outbox import delivery, events, settings, store
+from outbox import events, settings, store
 from outbox.database import Connection, Database
 from outbox.delivery import Endpoint, WebhookSender
 from outbox.doorbell import QueueDoorbell
@@ -18,8 +18,8 @@ from outbox.errors import DatabaseUnavailable, DoorbellUnavailable
 from outbox.message import TRACEPARENT, Enqueued
 from outbox.processor import Policy, Processor, Report, Route
 from outbox.retry import Backoff
-from outbox.signing import decode_secret
 from outbox.store import ClaimRules, PostgresStore
+from outbox.transport import AiohttpTransport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Outbox:
             ),
         )
         self.doorbell = QueueDoorbell(config.queue_name, storage)
-        self._sender = WebhookSender(_endpoints(config), config.allowed_private_networks)
+        self._sender = WebhookSender(_endpoints(config), AiohttpTransport(config.allowed_private_networks))
         self.processor = Processor(
             self.store,
             self._sender,
@@ -127,16 +127,10 @@ class Outbox:
 
 
 def _endpoints(config: settings.Settings) -> dict[str, Endpoint]:
-    endpoints = {}
-    for name, destination in config.destinations.items():
-        secrets = [secret.get_secret_value() for secret in destination.secrets]
-        endpoints[name] = Endpoint(
-            url=destination.url,
-            keys=tuple(decode_secret(secret) for secret in secrets),
-            timeout_seconds=config.timeout_of(name),
-            secrets=delivery.sensitive(destination.url, secrets),
-        )
-    return endpoints
+    return {
+        name: Endpoint.of(each.url, [secret.get_secret_value() for secret in each.secrets], config.timeout_of(name))
+        for name, each in config.destinations.items()
+    }
 
 
 class _BackgroundLoop:

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from outbox.addresses import Network
-from outbox.delivery import Endpoint, WebhookSender, sensitive
+from outbox.delivery import Endpoint, WebhookSender
 from outbox.message import Message, Outcome
-from outbox.signing import decode_secret
+from outbox.transport import AiohttpTransport
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECRET = "whsec_" + "QUFB" * 8
@@ -48,9 +48,7 @@ def message(**values: Any) -> Message:
 
 
 def endpoint(url: str, seconds: float = 5.0, *secrets: str) -> Endpoint:
-    given = secrets or (SECRET,)
-    keys = tuple(decode_secret(secret) for secret in given)
-    return Endpoint(url=url, keys=keys, timeout_seconds=seconds, secrets=sensitive(url, given))
+    return Endpoint.of(url, secrets or (SECRET,), seconds)
 
 
 async def request(reader: Reader) -> bytes:
@@ -131,7 +129,9 @@ def send(
 
     async def run() -> Sent:
         async with asyncio.timeout(20), Receiver(*handlers, tls=tls) as receiver:
-            sender = WebhookSender({"crm": endpoint(url.format(port=receiver.port), seconds)}, allowed)
+            sender = WebhookSender(
+                {"crm": endpoint(url.format(port=receiver.port), seconds)}, AiohttpTransport(allowed)
+            )
             started = monotonic()
             outcomes = [await sender.send(message(**values)) for _ in range(times)]
             took = monotonic() - started

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from outbox.addresses import Network, blocked
-from outbox.delivery import _GuardedResolver
 from outbox.message import Delivered, Retry
+from outbox.transport import _GuardedResolver
 
 from .support import LOOPBACK, OK, answering, send
 
@@ -36,6 +36,7 @@ def networks(*texts: str) -> tuple[Network, ...]:
         "fe80::1", "fe80::1%eth0", "fe80::1%1",
         "::ffff:169.254.169.254", "::ffff:10.0.0.1", "::ffff:7f00:1", "::ffff:168.63.129.16",  # IPv4 in IPv6 clothes
         "64:ff9b::169.254.169.254", "64:ff9b::168.63.129.16", "2002:a9fe:a9fe::1", "2002:7f00:1::",  # NAT64, 6to4
+        "64:ff9b:1::a9fe:a9fe", "::ffff:0:169.254.169.254", "::169.254.169.254", "fec0::1", "fecf::1",
         "2001:0:4136:e378:8000:63bf:3fff:fdd2",  # Teredo
     ],
 )  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import logging
+import re
 import socket
 import ssl
 import struct
@@ -29,6 +31,7 @@ from standardwebhooks import Webhook
 from outbox import delivery
 from outbox.delivery import WebhookSender, plain
 from outbox.message import Dead, Delivered, Message, Outcome, Retry
+from outbox.transport import AiohttpTransport
 
 from .support import LOOPBACK, OK, SECRET, Handler, Reader, Receiver, Writer, answering, endpoint, message, send
 from .support import request as read_request
@@ -49,7 +52,7 @@ def post(
     """Send messages, one unless they are given, to a transport that answers by `handler`."""
 
     async def run() -> list[Outcome]:
-        sender = WebhookSender({"crm": endpoint(url, 5, *secrets)}, transport=httpx.MockTransport(handler))
+        sender = WebhookSender({"crm": endpoint(url, 5, *secrets)}, httpx.MockTransport(handler))
         outcomes = [await sender.send(each) for each in messages or [message()]]
         await sender.aclose()
         return outcomes
@@ -97,8 +100,6 @@ def test_an_attempt_is_one_post_with_these_headers() -> None:
     assert (request.method, str(request.url)) == ("POST", URL)
     assert dict(request.headers) == {
         "host": "receiver.example",
-        "accept": "*/*",
-        "connection": "keep-alive",
         "content-type": "application/json",
         "content-length": str(len(request.content)),
         "accept-encoding": "identity",
@@ -199,12 +200,55 @@ def test_the_reason_is_the_status_and_the_start_of_the_answer_on_one_line() -> N
 
 def test_a_receiver_that_echoes_what_it_got_puts_no_secret_into_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    url = "https://user:p%40ssw0rd@receiver.example/hook?token=s3cret&x=1"
-    echo = f"{url} user:p%40ssw0rd p@ssw0rd token=s3cret&x=1 {SECRET}"
+    url = "https://user:p%40ssw0rd@receiver.example/hook?token=s3cret&x=a%2Fb+c"
+    basic = base64.b64encode(b"user:p@ssw0rd").decode()
+    echo = f"{url} user:p%40ssw0rd p@ssw0rd token=s3cret&x=a%2Fb+c s3cret a%2Fb+c a/b+c|a/b c {basic} {SECRET}"
     (outcome,) = post(lambda _: reply(400, echo), url=url)
-    assert outcome == Retry("http_400", "HTTP 400: https://***@receiver.example/hook?*** *** *** *** ***")
-    for secret in ("p%40ssw0rd", "p@ssw0rd", "s3cret", SECRET):
+    assert outcome == Retry(
+        "http_400", "HTTP 400: https://***@receiver.example/hook?*** *** *** *** *** *** ***|*** *** ***"
+    )
+    for secret in ("p%40ssw0rd", "p@ssw0rd", "s3cret", "a%2Fb", "a/b", basic, SECRET):
         assert secret not in caplog.text
+
+
+def test_credentials_in_the_url_become_a_header_and_the_query_is_sent_as_it_is() -> None:
+    heads: list[bytes] = []
+
+    async def note(reader: Reader, writer: Writer) -> None:
+        heads.append(await read_request(reader))
+        writer.write(OK)
+
+    sent = send(note, url="http://user:p%40ss@127.0.0.1:{port}/a%2Fb?x=%2B%20%41+~'&y")
+    assert sent.outcome == Delivered()
+    assert heads[0].startswith(b"POST /a%2Fb?x=%2B%20%41+~'&y HTTP/1.1\r\n")
+    basic = base64.b64encode(b"user:p@ss")
+    assert b"\r\nauthorization: Basic " + basic + b"\r\n" in heads[0]
+    assert re.search(rb"\r\nhost: 127.0.0.1:\d+\r\n", heads[0])
+
+
+def test_a_cookie_does_not_come_back() -> None:
+    heads: list[bytes] = []
+
+    async def note(reader: Reader, writer: Writer) -> None:
+        for _ in range(2):
+            heads.append(await read_request(reader))
+            writer.write(b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\nok")
+
+    send(note, times=2)
+    assert len(heads) == 2
+    assert b"cookie" not in heads[1].lower()
+
+
+def test_a_payload_of_several_megabytes_is_sent_whole() -> None:
+    bodies: list[bytes] = []
+
+    async def note(reader: Reader, writer: Writer) -> None:
+        bodies.append((await read_request(reader)).partition(b"\r\n\r\n")[2])
+        writer.write(OK)
+
+    payload = '"' + "x" * 3_000_000 + '"'
+    assert send(note, payload=payload).outcome == Delivered()
+    assert bodies[0] == delivery.body_of(message(payload=payload))
 
 
 @settings(max_examples=60, derandomize=True, database=None, deadline=None)
@@ -244,6 +288,7 @@ def test_what_is_no_http_is_a_retry_and_the_next_post_goes_out(handler: Handler)
     sent = send(handler, answering(OK), times=2)
     first, second = sent.outcomes
     assert isinstance(first, Retry)
+    assert first.code == "connection_error"
     assert first.error == plain(first.error)
     assert (second, sent.connections) == (Delivered(), 2)
     assert sent.seconds < 2
@@ -254,7 +299,26 @@ def test_a_port_where_nobody_listens_is_a_retry_at_once() -> None:
         port = listener.getsockname()[1]
     sent = send(answering(OK), url=f"http://127.0.0.1:{port}/")
     assert isinstance(sent.outcome, Retry)
+    assert sent.outcome.code == "connection_error"
+    assert "Connect call failed" in (sent.outcome.error or "")
     assert sent.seconds < 2
+
+
+def test_a_name_that_leads_nowhere_is_a_retry() -> None:
+    sent = send(answering(OK), url="http://receiver.invalid/?s3cret")
+    assert isinstance(sent.outcome, Retry)
+    assert sent.outcome.code == "connection_error"
+    assert "receiver.invalid" in (sent.outcome.error or "")
+    assert "s3cret" not in (sent.outcome.error or "")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"])
+def test_no_connection_is_made_to_a_private_address_however_it_is_named(host: str) -> None:
+    sent = send(answering(OK), url=f"http://{host}:{{port}}/hook", allowed=())
+    assert isinstance(sent.outcome, Retry)
+    assert sent.outcome.code == "connection_error"
+    assert "private address; OUTBOX_ALLOWED_PRIVATE_NETWORKS does not name it" in (sent.outcome.error or "")
+    assert sent.connections == 0
 
 
 BODIES: dict[str, tuple[bytes, Outcome]] = {
@@ -267,6 +331,11 @@ BODIES: dict[str, tuple[bytes, Outcome]] = {
     "error, half": (b"HTTP/1.1 500 Oops\r\nContent-Length: 100\r\n\r\nabc", Retry("http_500", "HTTP 500: abc")),
     "no UTF-8": (b"HTTP/1.1 500 Oops\r\n\r\n\xff\xfe\x00\xed\xa0\x80|", Retry("http_500", "HTTP 500: �� ���|")),
     "upgrade": (b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", Retry("http_101", "HTTP 101")),
+    "odd reason": (b"HTTP/1.1 200 \xff\xfe\r\nContent-Length: 0\r\n\r\n", Delivered()),
+    "204 with a body": (b"HTTP/1.1 204 No\r\nContent-Length: 5\r\n\r\nhello", Delivered()),
+    "204 with chunks": (b"HTTP/1.1 204 No\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n", Delivered()),
+    "205 with a body": (b"HTTP/1.1 205 Reset\r\nContent-Length: 5\r\n\r\nhello", Delivered()),
+    "long header": (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 60_000 + b"\r\nContent-Length: 0\r\n\r\n", Delivered()),
     "odd location": (b"HTTP/1.1 302 X\r\nLocation: http://[\r\n\r\n", Retry("http_302", "HTTP 302")),
 }
 
@@ -329,7 +398,10 @@ def test_one_deadline_is_over_all_that_a_receiver_does(handler: Handler) -> None
     assert sent.seconds < 1
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(200, Delivered()), (500, Retry("http_500", "HTTP 500: yyy"))])
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(200, Delivered()), (410, Dead("gone", "HTTP 410: yyy")), (500, Retry("http_500", "HTTP 500: yyy"))],
+)
 def test_a_body_that_never_ends_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, status: int, outcome: Outcome
 ) -> None:
@@ -343,6 +415,7 @@ def test_a_body_that_never_ends_is_not_waited_for(
     sent = send(stall)
     assert sent.outcome == outcome
     assert sent.seconds < 1
+    assert send(stall, seconds=0.09).outcome == outcome  # the deadline passes while the body is open
 
 
 def test_a_connection_serves_one_post_after_another() -> None:
@@ -359,7 +432,7 @@ def test_a_connection_that_its_receiver_closed_since_is_not_used_again() -> None
     async def run() -> tuple[list[Outcome], int]:
         outcomes = []
         async with Receiver(close) as receiver:
-            sender = WebhookSender({"crm": endpoint(f"http://127.0.0.1:{receiver.port}/")}, LOOPBACK)
+            sender = WebhookSender({"crm": endpoint(f"http://127.0.0.1:{receiver.port}/")}, AiohttpTransport(LOOPBACK))
             for _ in range(3):
                 outcomes.append(await sender.send(message()))
                 await receiver.served()

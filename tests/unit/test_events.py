@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, computed_field
 
 import orders
 from outbox.errors import EventRefused
@@ -229,3 +229,41 @@ def test_one_that_does_not_is_told_by_its_field_and_never_by_its_value(payload: 
     assert re.match(rf"{path}: .", found)
     assert "s3cret" not in found
     assert found.isprintable()
+
+
+class Aliased(Event, type="test.Aliased"):
+    number: int = Field(alias="the_number")
+
+
+class Lopsided(Event, type="test.Lopsided"):
+    number: int = Field(validation_alias="in", serialization_alias="out")
+
+
+class Computed(Event, type="test.Computed"):
+    n: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def double(self) -> int:
+        return 2 * self.n
+
+
+def test_an_alias_is_the_name_that_goes_over_the_wire() -> None:
+    payload = to_payload(Aliased(the_number=1), max_bytes=LIMIT)
+    assert payload == '{"the_number":1}'
+    assert misfit("test.Aliased", payload) is None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [Lopsided.model_validate({"in": 1}), Computed(n=1), Anything(value=nested(230)), Anything(value=nested(250))],
+)
+def test_what_a_drain_would_refuse_is_refused_before_it_is_stored(event: Event) -> None:
+    with pytest.raises(EventRefused, match=event.event_type):
+        to_payload(event, max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), {"a": [float("nan")]}])
+def test_a_number_that_json_has_not_is_refused_wherever_it_is(value: Any) -> None:
+    with pytest.raises(EventRefused, match="which JSON cannot hold"):
+        to_payload(Anything(value=value), max_bytes=LIMIT)

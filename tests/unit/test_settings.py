@@ -84,6 +84,7 @@ def test_the_defaults_are_the_contracts(read: Load) -> None:
         "retention_days": 30,
         "max_payload_bytes": 262_144,
         "allowed_private_networks": (),
+        "allow_http": False,
         "pool_size": 8,
         "prepare_threshold": None,
     }
@@ -133,7 +134,7 @@ def test_any_other_value_is_refused_with_the_settings_name_and_meaning(
 
 def test_every_number_has_its_bounds_tested(read: Load) -> None:
     settings, _ = read()
-    assert {n for n, v in settings if isinstance(v, int | float) or n == "prepare_threshold"} == set(BOUNDS)
+    assert {n for n, v in settings if type(v) in (int, float) or n == "prepare_threshold"} == set(BOUNDS)
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -154,13 +155,13 @@ def test_all_that_is_wrong_is_said_at_once(read: Load) -> None:
     assert "AzureWebJobsStorage is missing" in said
 
 
-@pytest.mark.parametrize("name", ["abc", "a" * 63, "outbox-wakeup", "0-1-2"])
+@pytest.mark.parametrize("name", ["abc", "a" * 63, "outbox-wakeup", "0-1-2", "a-b", "a-" * 31 + "a"])
 def test_a_queue_name_as_azure_has_them(read: Load, name: str) -> None:
     assert read(queue_name=name)[0].queue_name == name
 
 
 @pytest.mark.parametrize(
-    "name", ["ab", "a" * 64, "Outbox", "out_box", "a--bc", "-abc", "abc-", "outböx", "abc\n", "%X%"]
+    "name", ["ab", "a" * 64, "a-" * 32 + "a", "Outbox", "out_box", "a--bc", "-abc", "abc-", "outböx", "abc\n", "%X%"]
 )
 def test_any_other_queue_name_is_refused(read: Load, name: str) -> None:
     assert "OUTBOX_QUEUE_NAME: " in (said := refusal(read, queue_name=name))
@@ -183,7 +184,8 @@ def test_networks_are_parted_by_commas(read: Load, text: str, networks: list[str
 
 @pytest.mark.parametrize("text", ["private", "10.0.0.1/8", "10.0.0.0/33", "10.0.0.0/8 127.0.0.0/8", "[", '["x"]', "{}"])
 def test_what_is_no_network_is_refused(read: Load, text: str) -> None:
-    assert refusal(read, allowed_private_networks=text).startswith("OUTBOX_ALLOWED_PRIVATE_NETWORKS: ")
+    said = refusal(read, allowed_private_networks=text)
+    assert said.startswith("OUTBOX_ALLOWED_PRIVATE_NETWORKS: it should be networks like 10.1.0.0/16, parted by commas")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_a_destination_has_what_it_says_and_else_the_general_settings(
     read: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CRM_SECRET", SECRET)
-    erp = {"url": "http://u:p@erp.example:8080/a?b=c", "secrets": [{"env": "CRM_SECRET"}, SECRET],
+    erp = {"url": "https://u:p@erp.example:8080/a?b=c", "secrets": [{"env": "CRM_SECRET"}, SECRET],
            "event_types": ["A", "B"], "timeout_seconds": 2.5, "concurrency": 3}  # fmt: skip
     settings, _ = read(destinations={**crm(), "erp.2_x-Y": erp})
     assert [s.get_secret_value() for s in settings.destinations["erp.2_x-Y"].secrets] == [SECRET, SECRET]
@@ -241,6 +243,7 @@ def one(**values: Any) -> str:
         ("[]", "it should be a JSON object"),
         (f'"{SECRET}"', "it should be a JSON object"),
         ("1" * 5000, ": "),
+        ("[" * 100_000, "it is nested too deeply"),
         (f'{{"crm": "{URL}"}}', "crm: Input should be a valid dictionary"),
         (f'{{"crm": {{"secret": "{SECRET}"}}, "crm": {{}}}}', "'crm' stands in it twice"),
         (f'{{"crm": {{"url": "{URL}", "secret": "{SECRET}", "url": "{URL}"}}}}', "'url' stands in it twice"),
@@ -253,10 +256,11 @@ def one(**values: Any) -> str:
         (one(secret=None), 'crm.secrets.0: a secret is a text, or {"env": "NAME"}'),
         (one(secret={"env": 1}), 'crm.secrets.0: a secret is a text, or {"env": "NAME"}'),
         (one(secret={"env": "GONE"}), "crm.secrets.0: the environment variable GONE that it names is not set"),
+        (one(secret={"env": SECRET}), "crm.secrets.0: the environment variable that it names is not set"),
         (one(secret={"env": "BAD_SECRET"}), "crm.secrets.0: a secret is whsec_ followed by base64"),
         (one(secret="s3cret"), "crm.secrets.0: a secret is whsec_ followed by base64"),
         (one(secret="whsec_" + "QUFB" * 2), "crm.secrets.0: a secret holds 24 to 64 bytes in base64; this one holds 6"),
-        (f'{{"crm": {{"url": "{URL}", "secrets": []}}}}', "crm.secrets: "),
+        (f'{{"crm": {{"url": "{URL}", "secrets": []}}}}', "crm.secrets: it should have at least one secret"),
         (f'{{"crm": {{"url": "{URL}", "secrets": "{SECRET}"}}}}', "crm.secrets: "),
         (one(timeout_seconds=0), "crm.timeout_seconds: Input should be greater than 0"),
         (one(timeout_seconds=float("nan")), "crm.timeout_seconds: "),
@@ -269,8 +273,13 @@ def one(**values: Any) -> str:
             (one(url=url), "crm.url: it should be an http:// or https:// address")
             for url in ["", "crm.example", "ftp://s3cret@crm.example/", "http://", "https:///x", "https://:443/",
                         "https://crm.example:80x/", "https://crm.example/s3cret path", "https://crm.example/\n",
-                        "https://crm.example/\0", "https://crüm.example/", "https://crm.example/" + "a" * 70_000]
+                        "https://crm.example/\0", "https://crüm.example/", "https://crm.example/" + "a" * 70_000,
+                        "https://[/", "https://[::1", "https://crm..example/", "https://.crm/", "https://crm\\@example/",
+                        "https://-crm.example/", "https://127.1/", "https://2130706433/", "https://0x7f000001/",
+                        "https://1.2.3.4.5/", "https://256.1.1.1/"]
         ],
+        (one(url="https://crm.example:0/"), "crm.url: its port should be 1 to 65535"),
+        (one(url="https://crm.example:99999/"), "crm.url: its port should be 1 to 65535"),
         (one(url=URL + "?s3cret#x"), "crm.url: it should have no #fragment"),
     ],
 )  # fmt: skip
@@ -281,7 +290,39 @@ def test_wrong_destinations_are_told_by_place_and_remedy(
     said = refusal(read, destinations=text)
     assert said.startswith("OUTBOX_DESTINATIONS: ")
     assert says in said
+    # One fault is told once.
+    assert said.count("OUTBOX_DESTINATIONS") == 1 or text == '{"crm": {}}' or "[key]" in says
     said.encode()
+
+
+@pytest.mark.parametrize("url", ["https://crm/", "https://a_b.c-d.example.:1/?q", "HTTPS://[2606:4700::1111]:65535/"])
+def test_any_address_that_can_be_sent_to_is_taken(read: Load, url: str) -> None:
+    assert read(destinations=crm(url=url))[0].destinations["crm"].url == url
+
+
+PRIVATE = ["127.0.0.1", "10.1.2.3", "169.254.169.254", "168.63.129.16", "0.0.0.0", "100.64.1.1", "[::1]",
+           "[::ffff:10.1.2.3]", "[fe80::1]", "[fd00::1]", "[64:ff9b::a9fe:a9fe]"]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", PRIVATE)
+def test_a_private_address_is_refused_unless_its_network_is_named(read: Load, host: str) -> None:
+    url = f"https://{host}/hook"
+    said = refusal(read, destinations=crm(url=url))
+    assert said.startswith("OUTBOX_DESTINATIONS: crm.url: ")
+    assert said.endswith(" is a private address; OUTBOX_ALLOWED_PRIVATE_NETWORKS should name its network")
+    everything = "0.0.0.0/0,::/0"
+    assert read(destinations=crm(url=url), allowed_private_networks=everything)[0].destinations["crm"].url == url
+
+
+def test_plain_http_is_for_this_machine_unless_it_is_allowed(read: Load) -> None:
+    for host in ("localhost", "127.0.0.1", "[::1]"):
+        url = f"http://{host}:8080/hook"
+        assert read(destinations=crm(url=url), allowed_private_networks="127.0.0.0/8,::1")
+    for host in ("crm.example", "93.184.216.34", "localhost.example"):
+        said = refusal(read, destinations=crm(url=f"http://{host}/s3cret"))
+        assert said.startswith("OUTBOX_DESTINATIONS: crm.url: it should be https://")
+        assert "OUTBOX_ALLOW_HTTP" in said
+        assert read(destinations=crm(url=f"http://{host}/"), allow_http="true")
 
 
 # -- the host's storage ------------------------------------------------------------------------------------------------

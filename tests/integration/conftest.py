@@ -183,6 +183,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, conninfo: str) -> dict[str, str
         "OUTBOX_DESTINATIONS": f'{{"crm": {{"url": "http://127.0.0.1:9/", "secret": "{SECRET}"}}, '
         f'"erp": {{"url": "http://127.0.0.1:9/", "secret": "{SECRET}", "event_types": ["OrderCompleted"]}}}}',
         # nobody listens there
+        "OUTBOX_ALLOWED_PRIVATE_NETWORKS": "127.0.0.0/8",
         "AzureWebJobsStorage": "DefaultEndpointsProtocol=http;AccountName=a;AccountKey=a2V5;"
         "QueueEndpoint=http://127.0.0.1:9/a",
     }

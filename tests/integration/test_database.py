@@ -67,12 +67,23 @@ def test_a_connection_string_that_cannot_be_read_is_a_wrong_setting_and_not_show
     assert given not in str(error.value)
 
 
+def trusts(conninfo: str) -> bool:
+    """Whether the server lets in whoever asks."""
+    try:
+        psycopg.connect(conninfo, password="wr0ng").close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     "wrong", [{"password": "wr0ng"}, {"dbname": "no_such_database"}, {"user": "nobody_known"}, {"sslmode": "require"}]
 )
 def test_what_the_server_refuses_is_unavailable_and_no_secret_is_told(
     conninfo: str, open_database: Callable[..., Database], wrong: dict[str, str]
 ) -> None:
+    if "password" in wrong and trusts(conninfo):
+        pytest.skip("the server that OUTBOX_TEST_DATABASE_URL names asks for no password")
     started = monotonic()
     with pytest.raises(DatabaseUnavailable) as error:
         open_database(make_conninfo(conninfo, **wrong)).run(lambda conn: conn.execute("SELECT 1"))

@@ -36,6 +36,16 @@ def test_every_transaction_has_limits_and_no_session_keeps_them(
         assert conn.execute("SHOW enable_seqscan").fetchone() == ("on",)
 
 
+def test_no_statement_of_a_drain_is_compiled_whatever_the_server_s_setting(
+    conninfo: str, open_database: Callable[..., Database]
+) -> None:
+    """It takes 0.3 s for each claim, where the plans that are switched off make it look dear."""
+    database = open_database(make_conninfo(conninfo, options="-c jit=on"), size=1)
+    assert database.run(lambda conn: conn.execute("SHOW jit").fetchone(), limits="drain_limits") == ("off",)
+    with database._pool.connection() as conn:
+        assert conn.execute("SHOW jit").fetchone() == ("on",)
+
+
 def test_a_statement_that_takes_too_long_is_unavailable(open_database: Callable[..., Database]) -> None:
     started = monotonic()
     with pytest.raises(DatabaseUnavailable, match="57014"):

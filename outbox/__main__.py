@@ -10,12 +10,13 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from outbox import settings, wiring
 from outbox.database import connect
 from outbox.errors import OutboxError
-from outbox.processor import Report
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,9 +68,8 @@ def _migrate(directories: list[Path]) -> None:
 
 
 def _stats(*, as_json: bool) -> None:
-    box = wiring.configure()
-    _reach_database()
-    rows = box.store.stats()
+    with _outbox() as box:
+        rows = box.store.stats()
     if as_json:
         print(json.dumps({row.pop("destination"): row for row in rows}))
         return
@@ -94,26 +94,25 @@ def _drain(app: str, seconds: float | None) -> None:
         raise OutboxError(
             f"there is no module {app} here; run it in the app's folder, or name one with --app"
         ) from None
-    box = wiring.configure()
-    _reach_database()
-    for name in ("SIGINT", "SIGTERM", "SIGBREAK"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda *_: box.stop_draining())
-    report = asyncio.run(_drain_and_close(box, seconds))
+    with _outbox() as box:
+        for name in ("SIGINT", "SIGTERM", "SIGBREAK"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), lambda *_: box.stop_draining())
+        report = asyncio.run(box.drain(seconds))
     assert report is not None  # nothing else drains in this process
     print(" ".join(f"{name}={getattr(report, name)}" for name in report.__slots__))
 
 
-def _reach_database() -> None:
-    """Say what is wrong with it in one line, where a pool would try again and again."""
+@contextmanager
+def _outbox() -> Iterator[wiring.Outbox]:
+    """The outbox over a database that answers; closed whatever happens, since open pools hold up the process's end."""
+    box = wiring.configure()
+    # Says what is wrong in one line, where a pool would try again and again.
     connect(settings.load_database_url()).close()
-
-
-async def _drain_and_close(box: wiring.Outbox, seconds: float | None) -> Report | None:
     try:
-        return await box.drain(seconds)
+        yield box
     finally:
-        await box.close()
+        asyncio.run(box.close())
 
 
 def _positive(text: str) -> float:

@@ -31,6 +31,7 @@ class Message:
     tried_seconds: float
     attempt_count: int
     traceparent: str | None
+    ordering_key: str | None
     #: The database's time at the claim, Unix seconds.
     claimed_at: float
     #: This process's monotonic() from just before the claim was sent.
@@ -95,10 +96,12 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """One row written by `enqueue`: the event's message to one destination."""
+    """One row of an `enqueue`: the event's message to one destination."""
 
     destination: str
     outbox_message_id: UUID
+    #: False: it was there already, under the same dedupe_key.
+    created: bool = True
 
 
 @dataclass(frozen=True, slots=True)

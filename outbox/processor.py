@@ -56,6 +56,8 @@ class Store(Protocol):
     def claim_suspect(self, destinations: Sequence[str]) -> list[Message]: ...
     def suspects(self, destinations: Sequence[str]) -> bool: ...
     def expire(self, destinations: Sequence[str]) -> list[dict[str, Any]]: ...
+    def promote(self) -> bool: ...
+    def release(self, keys: Iterable[tuple[str, str]]) -> int: ...
     def settle(self, results: Sequence[Settlement]) -> set[UUID]: ...
     def give_back(self, messages: Iterable[Message]) -> set[UUID]: ...
     def due(self, destinations: Sequence[str], *, soon_seconds: float, horizon_seconds: float) -> Due: ...
@@ -158,6 +160,7 @@ class _Drain:
         self._unsettled = 0
         self._failure: DatabaseUnavailable | None = None
         self._again = False
+        self._released = False
         self._blocked = 0
         self._next_watch = 0.0
         self._next_suspect = monotonic() + SUSPECT_SECONDS
@@ -212,6 +215,7 @@ class _Drain:
 
     async def _claim(self) -> tuple[int, list[str]]:
         """Claim as much as can start at once. Returns how many rows, and the destinations that had no room."""
+        self._released = False
         rooms = {name: room for name in self._names if (room := self._room(name)) > 0}
         passed_over = [name for name in self._names if name not in rooms]
         if not rooms:
@@ -232,8 +236,10 @@ class _Drain:
         return min(self._free, self._concurrency(name) - self._flying[name])
 
     def _concurrency(self, name: str) -> int:
+        """How many deliveries at once: beside others never more than half of all, so that none waits for its end."""
         route = self._policy.routes.get(name)
-        return min(self._policy.max_in_flight, UNKNOWN_ROOM if route is None else route.concurrency)
+        most = self._policy.max_in_flight if len(self._names) == 1 else max(1, self._policy.max_in_flight // 2)
+        return min(most, UNKNOWN_ROOM if route is None else route.concurrency)
 
     async def _deliver_suspect(self, *, now: bool = False) -> bool:
         """Deliver one row that lost two leases in a row, with nothing else in flight: it may kill this process."""
@@ -262,7 +268,20 @@ class _Drain:
                 row["outbox_message_id"], row["event_type"], row["destination"], row["attempt_count"],
                 row["failure_code"], row["last_error"],
             )  # fmt: skip
+        await self._release([(row["destination"], row["ordering_key"]) for row in rows])
         return bool(rows)
+
+    async def _release(self, finished: Iterable[tuple[str, str | None]]) -> None:
+        """Let the next messages go whose turn has come, where one with an ordering_key is finished."""
+        keys = {(destination, key) for destination, key in finished if key is not None}
+        if not keys:
+            return
+        try:
+            released = await self._call(self._store.release, keys)
+            self._released = self._released or released > 0
+            self._nudge.set()
+        except DatabaseUnavailable as error:
+            log.warning("next messages not released keys=%d error=%s; the timer will do it", len(keys), error)
 
     # -- wait --------------------------------------------------------------------------------------------------------
 
@@ -278,7 +297,7 @@ class _Drain:
     async def _look_closer(self) -> bool:
         """Nothing is in flight and a claim found nothing. Returns whether to go on."""
         await self._land()
-        if await self._deliver_suspect(now=True) or await self._expire():
+        if await self._deliver_suspect(now=True) or await self._expire() or await self._call(self._store.promote):
             return True
         due = await self._due(0)
         if due.soon and self._blocked < 5:  # another worker holds its lock at this moment
@@ -291,12 +310,12 @@ class _Drain:
                 await self._wait(lambda: False, due.next_in + 0.002)
                 return True
         await self._arm(1.0 if due.soon else due.next_in)
-        return self._again
+        return self._again or self._released
 
     async def _wait(self, worth: Callable[[], bool], seconds: float) -> None:
         """Wait until `worth()`, another look is wanted, or `seconds` have passed."""
         until = min(monotonic() + seconds, self._deadline)
-        while not (worth() or self._again or self._over):
+        while not (worth() or self._again or self._released or self._over):
             self._nudge.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._nudge.wait(), max(0.0, until - monotonic()))
@@ -320,6 +339,7 @@ class _Drain:
         self._next_watch = monotonic() + self._policy.lease_seconds / 2
         live = await self._call(self._store.destinations)
         self._names = sorted({*self._policy.routes, *live})
+        await self._call(self._store.promote)
         await self._expire()
         due = await self._due(WAIT_SECONDS)
         # What is due while this drain runs will be claimed by it, and is claimable again when that lease ends.
@@ -461,6 +481,8 @@ class _Drain:
             else:
                 for result in batch:
                     self._note(result, result.message.outbox_message_id in counted)
+                done = [r.message for r in batch if r.status != "Pending" and r.message.ordering_key is not None]
+                await self._release([(m.destination, m.ordering_key) for m in done if m.outbox_message_id in counted])
                 return
 
     async def _settle_unstorable(self, result: Settlement) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from time import monotonic
 from typing import Any
 from uuid import UUID
 
-from psycopg.rows import dict_row, scalar_row
+from psycopg.rows import dict_row, scalar_row, tuple_row
 
 from outbox.database import Connection, Database, sql
 from outbox.message import Due, Enqueued, Message, Settlement
 
 PURGE_CHUNK = 5000
+PROMOTE_CHUNK = 1000
 #: How long before a row is due its doorbell rings, at least: hosts hear it late, and the drain waits for the row.
 LEAD_SECONDS = 1.0
 
@@ -28,20 +30,42 @@ class ClaimRules:
 
 
 def enqueue(
-    conn: Connection, *, event_type: str, payload: str, destinations: Sequence[str], traceparent: str | None
+    conn: Connection,
+    *,
+    event_type: str,
+    payload: str,
+    destinations: Sequence[str],
+    traceparent: str | None = None,
+    ordering_key: str | None = None,
+    dedupe_key: str | None = None,
+    delay_seconds: float | None = None,
+    due_at: datetime | None = None,
 ) -> list[Enqueued]:
     """Write an event's rows, one for each destination, in the caller's own transaction."""
-    rows = conn.execute(
-        sql("enqueue"),
-        {
-            "event_id": uuid.uuid4(),
-            "event_type": event_type,
-            "payload": payload,
-            "destinations": list(destinations),
-            "traceparent": traceparent,
-        },
-    )
-    return [Enqueued(destination, message_id) for destination, message_id in rows]
+    names = list(destinations)
+    values = {
+        "event_id": uuid.uuid4(),
+        "event_type": event_type,
+        "payload": payload,
+        "traceparent": traceparent,
+        "ordering_key": ordering_key,
+        "dedupe_key": dedupe_key,
+        "delay_seconds": delay_seconds,
+        "due_at": due_at,
+    }
+    cursor = conn.cursor(row_factory=tuple_row)  # whatever the caller's connection has
+    if ordering_key is not None:
+        cursor.execute(sql("lock_key"), {"ordering_key": ordering_key})
+    made: dict[str, Enqueued] = {}
+    while missing := [name for name in names if name not in made]:
+        for destination, message_id in cursor.execute(sql("enqueue"), {**values, "destinations": missing}):
+            made[destination] = Enqueued(destination, message_id)
+        # Not written: there already. A second round only where a purge took it away in between.
+        absent = [name for name in missing if name not in made]
+        if absent:
+            found = cursor.execute(sql("duplicates"), {"destinations": absent, "dedupe_key": dedupe_key})
+            made.update((name, Enqueued(name, message_id, created=False)) for name, message_id in found)
+    return [made[name] for name in names]
 
 
 class PostgresStore:
@@ -79,6 +103,24 @@ class PostgresStore:
             max_attempts=self._rules.max_attempts,
             give_up_seconds=self._rules.give_up_seconds,
         )
+
+    def promote(self) -> bool:
+        """Find the heads among due messages with an ordering_key, and put the others away. True: there were heads."""
+        heads = False
+        while found := self._rows("promote", scalar_row, at_most=PROMOTE_CHUNK):
+            heads = heads or any(found)
+        return heads
+
+    def release(self, keys: Iterable[tuple[str, str]]) -> int:
+        """Make the next message of each (destination, ordering_key) claimable, when the one before it is finished."""
+        pairs = sorted(set(keys))
+        return len(
+            self._rows("release", scalar_row, destinations=[name for name, _ in pairs], keys=[key for _, key in pairs])
+        )
+
+    def waiting_keys(self) -> list[tuple[str, str]]:
+        """Each (destination, ordering_key) whose next message is put away though none before it is unfinished."""
+        return self._rows("waiting_keys", tuple_row)
 
     def settle(self, results: Sequence[Settlement]) -> set[UUID]:
         """Record results; returns the ids of those that counted. The others' leases were lost."""

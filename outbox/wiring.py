@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from functools import cache
 from time import monotonic
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from outbox import events, settings, store
 from outbox.database import Connection, Database
 from outbox.delivery import Endpoint, WebhookSender
 from outbox.doorbell import QueueDoorbell
-from outbox.errors import DatabaseUnavailable, DoorbellUnavailable
+from outbox.errors import DatabaseUnavailable, DoorbellUnavailable, EventRefused
 from outbox.message import TRACEPARENT, Enqueued
 from outbox.processor import Policy, Processor, Report, Route
 from outbox.retry import Backoff
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DAY_SECONDS = 86_400
+MAX_KEY_CHARS = 200
+MAX_DELAY_SECONDS = 3650 * DAY_SECONDS
 #: Connections of a drain: one claims while the other settles.
 DRAIN_CONNECTIONS = 2
 #: How long a wake-up that met a dead database waits for the next, time after time.
@@ -70,16 +73,34 @@ class Outbox:
         self._outages = 0
         self._rung_until = 0.0
 
-    def enqueue(self, conn: Connection, event: events.Event, traceparent: str | None = None) -> list[Enqueued]:
+    def enqueue(
+        self,
+        conn: Connection,
+        event: events.Event,
+        *,
+        traceparent: str | None = None,
+        ordering_key: str | None = None,
+        dedupe_key: str | None = None,
+        deliver_after: float | datetime | None = None,
+    ) -> list[Enqueued]:
         payload = events.to_payload(event, max_bytes=self.settings.max_payload_bytes)
+        for name, key in (("ordering_key", ordering_key), ("dedupe_key", dedupe_key)):
+            _check_key(name, key)
+        delay_seconds, due_at = _delay(deliver_after)
         names = [name for name, each in self.settings.destinations.items() if each.wants(event.event_type)]
         if not names:
             log.warning("event type=%s has no subscribed destination; nothing was stored", event.event_type)
             return []
-        if traceparent and not TRACEPARENT.fullmatch(traceparent):
-            traceparent = None
         return store.enqueue(
-            conn, event_type=event.event_type, payload=payload, destinations=names, traceparent=traceparent or None
+            conn,
+            event_type=event.event_type,
+            payload=payload,
+            destinations=names,
+            traceparent=traceparent if traceparent and TRACEPARENT.fullmatch(traceparent) else None,
+            ordering_key=ordering_key,
+            dedupe_key=dedupe_key,
+            delay_seconds=delay_seconds,
+            due_at=due_at,
         )
 
     async def drain(self, budget_seconds: float | None = None) -> Report | None:
@@ -95,10 +116,12 @@ class Outbox:
             self._outages = 0
 
     async def sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        # A worker that ended between finishing a message and releasing the next has left that one waiting.
+        if waiting := await loop.run_in_executor(None, self.store.waiting_keys):
+            await loop.run_in_executor(None, self.store.release, waiting)
         await self.drain()
-        purged = await asyncio.get_running_loop().run_in_executor(
-            None, self.store.purge, self.settings.retention_days * DAY_SECONDS
-        )
+        purged = await loop.run_in_executor(None, self.store.purge, self.settings.retention_days * DAY_SECONDS)
         if purged:
             log.info("purged rows=%d older_than_days=%g", purged, self.settings.retention_days)
 
@@ -133,6 +156,34 @@ def _endpoints(config: settings.Settings) -> dict[str, Endpoint]:
     }
 
 
+def _check_key(name: str, key: str | None) -> None:
+    if key is None:
+        return
+    if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY_CHARS or "\0" in key or not _encodes(key):
+        raise EventRefused(f"{name}: it should be a text of 1 to {MAX_KEY_CHARS} characters, without NUL")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
+
+
+def _delay(deliver_after: float | datetime | None) -> tuple[float | None, datetime | None]:
+    """Seconds or a time; the other is None."""
+    if isinstance(deliver_after, datetime):
+        if deliver_after.tzinfo is None:
+            raise EventRefused("deliver_after: a time should have a time zone")
+        return None, deliver_after
+    if deliver_after is None:
+        return None, None
+    if not 0 <= deliver_after <= MAX_DELAY_SECONDS:  # not NaN either
+        raise EventRefused(f"deliver_after: it should be 0 to {MAX_DELAY_SECONDS} seconds, or a time")
+    return float(deliver_after), None
+
+
 class _BackgroundLoop:
     """An event loop in a thread of its own: a drain's work never delays the loop that serves requests."""
 
@@ -163,13 +214,33 @@ def configure() -> Outbox:
     return Outbox(*settings.load())
 
 
-def enqueue(conn: Connection, event: events.Event, *, traceparent: str | None = None) -> list[Enqueued]:
+def enqueue(
+    conn: Connection,
+    event: events.Event,
+    *,
+    traceparent: str | None = None,
+    ordering_key: str | None = None,
+    dedupe_key: str | None = None,
+    deliver_after: float | datetime | None = None,
+) -> list[Enqueued]:
     """Store `event` in the caller's transaction: one row for each subscribed destination. Ring after the commit.
 
-    Returns the rows written; none, with a warning, where no destination subscribes to the type. Raises EventRefused
-    before anything is written where the event cannot be stored or is too large.
+    Messages with the same `ordering_key` go to a destination one after the other, in the order of their commits: the
+    next when the one before is Processed or Failed. It holds a lock for the key until the commit, so a transaction that
+    uses several keys should take them in sorted order. A second event with the same `dedupe_key` is not stored where
+    the first still is. `deliver_after` is a delay in seconds, by the database's clock, or a time with a time zone.
+
+    Returns (destination, id, created) of each row; none, with a warning, where no destination subscribes to the type.
+    Raises EventRefused before anything is written where the event cannot be stored or is too large.
     """
-    return configure().enqueue(conn, event, traceparent)
+    return configure().enqueue(
+        conn,
+        event,
+        traceparent=traceparent,
+        ordering_key=ordering_key,
+        dedupe_key=dedupe_key,
+        deliver_after=deliver_after,
+    )
 
 
 def transact(work: Callable[[Connection], T]) -> T:

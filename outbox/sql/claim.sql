@@ -30,6 +30,7 @@ WHERE m.outbox_message_id = ANY (ARRAY(
         WHERE q.destination = waiting.name
           AND q.status IN ('Pending', 'Processing')        -- the partial index's own predicate
           AND q.next_attempt_at <= statement_timestamp()   -- for a Processing row: its lease ran out
+          AND (q.ordering_key IS NULL OR q.is_head)        -- else it is another's turn
           AND q.attempt_count < %(max_attempts)s           -- else expire.sql makes it Failed
           AND coalesce(q.redriven_at, q.created_at) > statement_timestamp() - make_interval(secs => %(give_up_seconds)s)
           AND q.lost_leases + (q.status = 'Processing')::integer < 2  -- else claim_suspect.sql takes it, alone
@@ -39,7 +40,7 @@ WHERE m.outbox_message_id = ANY (ARRAY(
     ) AS head
 ))
 RETURNING
-    m.outbox_message_id, m.lease_token, m.event_type, m.destination, m.attempt_count, m.traceparent,
+    m.outbox_message_id, m.lease_token, m.event_type, m.destination, m.attempt_count, m.traceparent, m.ordering_key,
     CASE WHEN octet_length(m.payload::text) <= %(max_payload_bytes)s THEN m.payload::text END AS payload,
     to_char(m.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS created_at,
     extract(epoch FROM statement_timestamp() - m.created_at)::float8 AS age_seconds,

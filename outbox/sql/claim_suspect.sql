@@ -31,7 +31,7 @@ WHERE m.outbox_message_id = ANY (ARRAY(
     LIMIT 1
 ))
 RETURNING
-    m.outbox_message_id, m.lease_token, m.event_type, m.destination, m.attempt_count, m.traceparent,
+    m.outbox_message_id, m.lease_token, m.event_type, m.destination, m.attempt_count, m.traceparent, m.ordering_key,
     CASE WHEN octet_length(m.payload::text) <= %(max_payload_bytes)s THEN m.payload::text END AS payload,
     to_char(m.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS created_at,
     extract(epoch FROM statement_timestamp() - m.created_at)::float8 AS age_seconds,

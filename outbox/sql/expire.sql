@@ -31,4 +31,4 @@ WHERE m.outbox_message_id = ANY (ARRAY(
     WHERE head.attempt_count >= %(max_attempts)s
        OR head.since <= statement_timestamp() - make_interval(secs => %(give_up_seconds)s)
 ))
-RETURNING m.outbox_message_id, m.event_type, m.destination, m.attempt_count, m.failure_code, m.last_error
+RETURNING m.outbox_message_id, m.event_type, m.destination, m.attempt_count, m.failure_code, m.last_error, m.ordering_key

@@ -18,7 +18,7 @@ from outbox.errors import DatabaseUnavailable, OutboxError
 
 from .support import ROOT, Rows, connect, until
 
-ALL = ["outbox-0001_messages", "app-0001_orders"]
+ALL = ["outbox-0001_messages", "outbox-0002_keys", "app-0001_orders"]
 
 
 def migrate(conninfo: str) -> list[str]:

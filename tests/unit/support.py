@@ -40,6 +40,7 @@ def message(**values: Any) -> Message:
         "tried_seconds": 0.0,
         "attempt_count": 1,
         "traceparent": None,
+        "ordering_key": None,
         "claimed_at": 1_700_000_000.0,
         "claimed_monotonic": monotonic(),
         "lease_seconds": 30.0,

@@ -67,7 +67,7 @@ def one_line(done: subprocess.CompletedProcess[str], command: str) -> str:
 def test_migrate_says_what_it_applied(run: Callable[..., Any], create_database: Callable[..., str]) -> None:
     url = create_database()
     first, second = (run("migrate", OUTBOX_DATABASE_URL=url) for _ in range(2))
-    assert (first.returncode, first.stdout) == (0, "applied outbox-0001_messages, app-0001_orders\n")
+    assert (first.returncode, first.stdout) == (0, "applied outbox-0001_messages, outbox-0002_keys, app-0001_orders\n")
     assert (second.returncode, second.stdout) == (0, "nothing to apply: the schema is up to date\n")
 
 
